@@ -242,7 +242,7 @@ def tf() -> ModuleType:
         patch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         warnings.simplefilter("ignore")  # of its own dependencies
-        found = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+        found = pytest.importorskip("tensorflow", reason="TensorFlow is absent")
     # Graphs are made once here and run a few times: to improve them costs more than it saves.
     found.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found.config.threading.set_intra_op_parallelism_threads(1)

@@ -234,7 +234,7 @@ def test_a_bundle_has_code_for_one_gpu_architecture() -> None:
 def test_a_dry_run_passes_without_a_gpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    pytest.importorskip("nvidia.dali", reason="DALI is absent")
     monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
     assert gpu.main(["--dry-run", "--scratch", str(tmp_path)]) == 0
 

@@ -19,7 +19,7 @@ def test_every_row_of_resize_makes_all_images(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed")
+        pytest.skip("TensorFlow is absent")
     monkeypatch.setattr(resize, "NUM_SHARDS", 3)
     figures = tmp_path / "figures.json"
     flags = ["--images", "24", "--size", "96", "72", "--short-side", "48", "--rounds", "1"]

@@ -33,7 +33,7 @@ class Replicate:
         make_dataset(story.folder / "set", seed=story.rng.getrandbits(16))
         reference = contents(story.folder / "set")
         self._to_folder(story, reference)
-        hold(contents(story.folder / "set") == reference, "the source has changed")
+        hold(contents(story.folder / "set") == reference, "the source is different")
 
     def _to_folder(self, story: Story, reference: dict[str, bytes]) -> None:
         with story.disk() as disk:
@@ -68,7 +68,7 @@ class ReplicateToHosts(Replicate):
         make_dataset(story.folder / "set", seed=story.rng.getrandbits(16))
         reference = contents(story.folder / "set")
         self._to_hosts(story, reference)
-        hold(contents(story.folder / "set") == reference, "the source has changed")
+        hold(contents(story.folder / "set") == reference, "the source is different")
 
     def _to_hosts(self, story: Story, reference: dict[str, bytes]) -> None:
         hosts = make_hosts(story.folder)
@@ -84,7 +84,7 @@ class ReplicateToHosts(Replicate):
         story.undisturbed(words, env=hosts.environment)
         for address in hosts.addresses:
             found = contents(hosts.replica(address))
-            hold(found == reference, f"{address} has a different dataset")
+            hold(found == reference, f"{address}: the replica is a different dataset")
 
     def _hit(self, story: Story, hosts: Hosts) -> None:
         if story.rng.random() < 0.4:

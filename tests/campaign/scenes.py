@@ -168,7 +168,7 @@ class Theatre:
 
     def hold_sources(self, scene: Scene) -> None:
         """Checks that all files outside the target are unchanged."""
-        hold(self._sources(scene.target) == scene.sources, "the source has changed")
+        hold(self._sources(scene.target) == scene.sources, "the source is different")
 
     def counts(self, name: str, **what: object) -> dict[str, int]:
         """Returns how many calls of each kind an undisturbed run of a scene makes."""

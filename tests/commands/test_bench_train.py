@@ -16,6 +16,7 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.reporting import plots
 from tests.kit import command
+from tests.kit.messages import says
 from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
@@ -135,7 +136,7 @@ def test_parameter_servers_are_passed_to_launch(
 
     monkeypatch.setattr(subprocess, "run", run)
     words = ["-np", "2", "--servers", "3", "--out", str(tmp_path), "--", "train", "--synthetic"]
-    with pytest.raises(UsageError, match="exit code 2"):
+    with pytest.raises(UsageError, match=says("run-failed-exit-code-see", ..., 2)):
         bench_train.run([*words, "--framework", "mxnet", "--comm", "dist_sync"])
 
     launch = launched[launched.index("launch") : launched.index("train")]
@@ -144,7 +145,7 @@ def test_parameter_servers_are_passed_to_launch(
 
 
 def test_command_other_than_train_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected the train command after --: train"):
+    with pytest.raises(UsageError, match=says("expected-train-command-after-train")):
         bench_train.run(["-np", "1", "--", "verify", "/data"])
 
 
@@ -169,7 +170,7 @@ def test_sweep_stores_and_prints_its_figures(
     flags = ["-np", "1,4", "--hosts", str(hosts), "--price", "3", "--out", str(out)]
     for name in (bench_train.PICTURE, bench_train.FIGURES):
         (out / name).symlink_to(mine)
-        with pytest.raises(UsageError, match=f"{name}: is not a"):
+        with pytest.raises(UsageError, match=says("not-not-replaced-choose-different", name, "a ")):
             bench_train.run([*flags, "--", "train", "--data-dir", str(shades)])
         (out / name).unlink()
     mine.write_bytes(b"\x89PNG of another run")
@@ -197,7 +198,10 @@ def test_invalid_figures_file_is_refused_by_name(tmp_path: Path, content: str) -
     path = tmp_path / "figures.json"
     path.write_text(content)
 
-    with pytest.raises(UsageError, match="figures.json: not a bench-train.json written by"):
+    with pytest.raises(
+        UsageError,
+        match=says("not-bench-train.json-written-imagenet-prep-bench-train", "figures.json"),
+    ):
         plots.load(path)
 
 
@@ -206,7 +210,7 @@ def test_infinite_speed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     path.write_text(strict_json.dumps({"rows": rows}).decode().replace("800.0", "1e999"))
 
-    with pytest.raises(UsageError, match="does not fit into 64 bits"):
+    with pytest.raises(UsageError, match=says("number-not-fit-64-bits")):
         plots.load(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Iterator
 from hashlib import sha256
@@ -15,11 +16,14 @@ from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.dataset import example, keys, manifest, record_files, schema
 from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import plain
 
 FORMATS = ("folder", "webdataset", "parquet", "recordio", "tfds")
-SAID = "has a part that is empty, . or .."
+IN_TABLE = says("not-line-table-key-part")
+IN_RECORD = says("name-part-empty")
+IN_EXPORT = re.compile(f"{IN_RECORD.pattern}|{says('key-part-empty-file-would').pattern}")
 # The key of the first image, without the folder of its class.
 NAMES = (
     "../../x.jpg",
@@ -110,13 +114,13 @@ def test_verify_finds_the_key_at_all_table_levels(
     for level in ("crc", "decode"):
         with pytest.raises(DataDamagedError):
             verify.run([str(planted), "--level", level])
-        assert SAID in capsys.readouterr().out
+        assert IN_TABLE.search(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_export_refuses_the_key_in_all_formats(planted: Path, to: str) -> None:
     out = planted.with_name("out")
-    with pytest.raises(DataDamagedError, match=SAID):
+    with pytest.raises(DataDamagedError, match=IN_TABLE):
         export.run([str(planted), "--to", to, "--out", str(out)])
 
 
@@ -124,13 +128,13 @@ def test_verbs_that_make_datasets_refuse_the_key(planted: Path, sound: Path) -> 
     out = str(planted.with_name("out"))
     home = planted.parent
     (home / "keys").write_text("dogs/a.jpg\n")
-    with pytest.raises(DataDamagedError, match=SAID):
+    with pytest.raises(DataDamagedError, match=IN_TABLE):
         amend.run([str(planted), "--exclude", str(home / "keys"), "--out", out])
-    with pytest.raises(DataDamagedError, match=SAID):
+    with pytest.raises(DataDamagedError, match=IN_TABLE):
         diff.run([str(planted), str(sound)])
-    with pytest.raises(DataDamagedError, match=SAID):
+    with pytest.raises(DataDamagedError, match=IN_TABLE):
         show.run([str(planted), "--key", "dogs/a.jpg"])
-    with pytest.raises(DataDamagedError, match=SAID):
+    with pytest.raises(DataDamagedError, match=IN_TABLE):
         duplicates.run([str(planted), "--out", out])
     assert not list(home.glob("out/train*"))
 
@@ -142,15 +146,15 @@ def test_foreign_datasets_with_the_key_are_refused(
     root = renamed(sound, tmp_path / "set", name, tables=False)
     with pytest.raises(DataDamagedError):
         verify.run([str(root), "--level", "decode"])
-    assert SAID in capsys.readouterr().out
+    assert IN_RECORD.search(capsys.readouterr().out)
     for to in FORMATS:
-        with pytest.raises(DataDamagedError, match=SAID):
+        with pytest.raises(DataDamagedError, match=IN_EXPORT):
             export.run([str(root), "--to", to, "--out", str(tmp_path / to)])
     (root / schema.MANIFEST).unlink()
     with pytest.raises(DataDamagedError):
         adopt.run([str(root), "--allow-subset"])
-    assert SAID in "".join(capsys.readouterr())
-    with pytest.raises(DataDamagedError, match=SAID):
+    assert IN_RECORD.search("".join(capsys.readouterr()))
+    with pytest.raises(DataDamagedError, match=IN_RECORD):
         resize.run(["-i", str(root), "-o", str(tmp_path / "out"), "--short-side", "16"])
 
 
@@ -159,7 +163,7 @@ def test_backslashes_that_lead_out_are_refused(sound: Path, tmp_path: Path, name
     for number, path in enumerate(("cats/a.jpg", "dogs/b.jpg", f"cats/{name}")):
         layouts.write(tmp_path / "train" / path, plain(number))
     words = ["--source", str(tmp_path / "train"), "--out", str(tmp_path / "out")]
-    with pytest.raises(SourceError, match=SAID):
+    with pytest.raises(SourceError, match=IN_RECORD):
         prepare.run(words)
-    with pytest.raises(SourceError, match=SAID):
+    with pytest.raises(SourceError, match=IN_RECORD):
         amend.run([str(sound), "--add", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -23,6 +23,7 @@ from imagenet_prep.dataset import example, manifest, record_files
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import disk, flip_bit, remount
+from tests.kit.messages import says, wording
 from tests.kit.system import System
 from tests.kit.tfrecords import framed
 
@@ -95,9 +96,7 @@ def test_level_manifest_lists_the_unread_files(prepared: Path) -> None:
     result = command.run("verify", prepared, "--level", "manifest")
 
     assert (result.code, "sound" in result.out) == (0, False)
-    assert "\nnot read: shards, indexes, tables and columns. To read them, use --level crc\n" in (
-        result.out
-    )
+    assert f"\n{wording('not-read-shards-indexes-tables')}\n" in result.out
     assert command.run("verify", prepared).code == 3
 
 
@@ -177,8 +176,8 @@ def test_record_of_a_wrong_class_changes_the_counts(prepared: Path) -> None:
     assert command.run("verify", prepared).code == 0
     result = command.run("verify", prepared, "--level", "decode")
     assert result.code == 3
-    assert f"train: class {one.stored_label - 1} has " in result.out
-    assert f"train: class {other.stored_label - 1} has " in result.out
+    assert says("class-manifest-says", "train", one.stored_label - 1).search(result.out)
+    assert says("class-manifest-says", "train", other.stored_label - 1).search(result.out)
 
 
 def test_unfinished_dataset_is_reported_as_incomplete(prepared: Path) -> None:
@@ -239,10 +238,12 @@ def test_unreadable_shard_is_listed_but_not_called_damaged(
 
     system.instead("open", opened)
     for flags in ((), ("--json",)):
-        with pytest.raises(StoreError, match="Nothing is known about the bytes there") as failed:
+        with pytest.raises(StoreError, match=says("cannot-read-listed-above-nothing")) as failed:
             verify.run([str(prepared), "--workers", "1", *flags])
         assert failed.value.exit_code == 1
-        assert "1 shard of 11 cannot be read, listed above" in str(failed.value)
+        assert says("cannot-read-listed-above-nothing", ..., "1 shard", "11").search(
+            str(failed.value)
+        )
         out = capsys.readouterr().out
         listed = json.loads(out)["unreadable"] if flags else out.splitlines()
         assert [line.partition(":")[0] for line in listed] == [shard]
@@ -254,7 +255,7 @@ def test_advice_of_verify_repairs_the_dataset(reference: Reference, prepared: Pa
     flip_bit(prepared / name, 4321)
     found = command.run("verify", prepared)
     assert found.code == 3
-    assert "Delete the damaged shards" in found.err
+    assert says("delete-damaged-shards-any-extra").search(found.err)
 
     (prepared / name).unlink()
     arguments = ("--source", reference.source, "--out", prepared, *SETTINGS)
@@ -299,7 +300,7 @@ def test_files_are_read_again_if_touched(prepared: Path, level: str) -> None:
     for _ in range(2):
         result = command.run(*check)
         assert result.code == 3, result
-        assert f"{shard.name}: record 0 at byte 0: " in result.out
+        assert says("record-byte-3", shard.name, 0, 0).search(result.out)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])
@@ -313,7 +314,7 @@ def test_foreign_verification_result_is_ignored(prepared: Path, content: bytes |
     result = command.run("verify", prepared, "--if-changed")
 
     assert result.code == 0, result
-    assert "not modified since" not in result.out
+    assert not says("not-modified-since-last-verification").search(result.out)
 
 
 def test_missing_and_additional_shards_are_found_without_reading(prepared: Path) -> None:

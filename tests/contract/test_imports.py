@@ -103,7 +103,7 @@ VIOLATIONS = {
         "imagenet_prep/show.py", "import imagenet_prep.engine.cluster", CLUSTER
     ),
     "core-imports-tensorflow": Violation(
-        "imagenet_prep/core/intruder.py", "import tensorflow as tf", READERS
+        "imagenet_prep/core/intruder.py", "from tensorflow import io", READERS
     ),
     "pipelines-import-tensorflow": Violation(
         "pipelines/intruder.py", "import tensorflow.data", READERS

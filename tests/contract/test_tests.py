@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.command import REPOSITORY
+from tests.kit.command import REPOSITORY, run, started
 from tests.kit.imported import imports
 
 TESTS = REPOSITORY / "tests"
@@ -83,3 +83,22 @@ def test_only_the_kit_replaces_system_calls_and_installations() -> None:
 )
 def test_imports_that_tie_two_tests_are_refused(line: str, path: str, refused: bool) -> None:
     assert any(_refused(module, Path(path)) for module in _imported(line)) == refused
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_commands_without_folder_run_in_empty_one(is_forked: bool) -> None:
+    """Otherwise, a file in the folder of temporary files changes what a relative name means."""
+    code = "import os; open('left', 'x').close(); print(os.getcwd(), *os.listdir())"
+    seen = []
+    for _ in range(2):
+        if is_forked:
+            result = run(program=("-c", code))
+        else:
+            with started(program=("-c", code)) as running:
+                result = running.finish()
+        assert (result.code, result.err) == (0, "")
+        folder, *names = result.out.split()
+        assert names == ["left"]
+        assert not Path(folder).exists()
+        seen.append(folder)
+    assert seen[0] != seen[1]

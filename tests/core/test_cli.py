@@ -15,7 +15,7 @@ import pytest
 
 from imagenet_prep.core import errors, flags, program, terminal
 from tests.kit.command import PATIENCE_S
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 
 ROOT = Path(__file__).parents[2]
 
@@ -426,35 +426,37 @@ def test_help_has_groups_and_help_all_the_rest(
 @pytest.mark.parametrize(
     ("body", "code", "sentence"),
     [
-        ("return 0", 0, ""),
-        ("return 3", 3, ""),
-        ("raise errors.UsageError('no such thing')", 2, "imagenet-prep: no such thing\n"),
-        ("raise errors.ManifestError('damaged')", 3, "imagenet-prep: damaged\n"),
-        ("raise errors.IncompleteError('full')", 4, "imagenet-prep: full\n"),
-        ("raise errors.BusyError('taken')", 75, "imagenet-prep: taken\n"),
-        ("raise KeyboardInterrupt", 130, "interrupted. Finished work is kept"),
-        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, "interrupted"),
-        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, "interrupted"),
-        ("raise BrokenPipeError", 141, ""),
-        ("sys.exit(2)", 2, ""),
-        ("raise MemoryError('1 GiB')", 4, "out of memory: 1 GiB. Finished work is kept"),
-        ('raise RuntimeError("can\'t start new thread")', 4, "use fewer --workers"),
-        ("raise KeyError('x')", 70, "this is a bug: please report the lines above. KeyError: 'x'"),
+        ("return 0", 0, None),
+        ("return 3", 3, None),
+        ("raise errors.UsageError('no such thing')", 2, exactly("imagenet-prep: no such thing\n")),
+        ("raise errors.ManifestError('damaged')", 3, exactly("imagenet-prep: damaged\n")),
+        ("raise errors.IncompleteError('full')", 4, exactly("imagenet-prep: full\n")),
+        ("raise errors.BusyError('taken')", 75, exactly("imagenet-prep: taken\n")),
+        ("raise KeyboardInterrupt", 130, says("interrupted-finished-work-kept-run")),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", 130, exactly("interrupted")),
+        ("os.kill(os.getpid(), signal.SIGHUP); time.sleep(30)", 130, exactly("interrupted")),
+        ("raise BrokenPipeError", 141, None),
+        ("sys.exit(2)", 2, None),
+        ("raise MemoryError('1 GiB')", 4, says("out-memory-finished-work-kept", "1 GiB")),
+        ('raise RuntimeError("can\'t start new thread")', 4, says("out-memory-finished-work-kept")),
+        ("raise KeyError('x')", 70, says("bug-please-report-lines-above", "KeyError: 'x'")),
         (
             "raise errors.UsageError('2 wrong:\\n  a: x\\n  b: y')",
             2,
-            "  a: x\n  b: y\nimagenet-prep: 2 wrong: a: x (all above)\n",
+            exactly("  a: x\n  b: y\nimagenet-prep: 2 wrong: a: x (all above)\n"),
         ),
         (
             "raise errors.UsageError('known:\\n  a\\nx is none of them')",
             2,
-            "known:\n  a\nimagenet-prep: x is none of them\n",
+            exactly("known:\n  a\nimagenet-prep: x is none of them\n"),
         ),
-        ("raise AssertionError", 70, "Traceback (most recent call last)"),
+        ("raise AssertionError", 70, exactly("Traceback (most recent call last)")),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isprintable() else "",
 )
-def test_errors_end_the_process_with_their_exit_code(body: str, code: int, sentence: str) -> None:
+def test_errors_end_the_process_with_their_exit_code(
+    body: str, code: int, sentence: re.Pattern[str] | None
+) -> None:
     program = (
         "import os, signal, sys, time\n"
         "from imagenet_prep.core import errors, flags, program, terminal\n"
@@ -464,8 +466,10 @@ def test_errors_end_the_process_with_their_exit_code(body: str, code: int, sente
     done = ended(program)
 
     assert done.returncode == code
-    assert sentence in done.stderr
-    assert sentence or not done.stderr
+    if sentence is None:
+        assert done.stderr == ""
+    else:
+        assert sentence.search(done.stderr)
     if body != "raise BrokenPipeError":
         assert done.stdout == "so far\n"
 

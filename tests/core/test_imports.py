@@ -16,6 +16,7 @@ from imagenet_prep.core import imports as here
 from imagenet_prep.core.errors import UsageError
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.installed import Installed
+from tests.kit.messages import wording
 
 
 def said(cwd: Path, program: str, *words: str, **env: str) -> str:
@@ -155,12 +156,12 @@ def build(folder: Path, **built: str) -> None:
 
 def test_all_missing_packages_are_named_at_once(packages: Path, installed: Installed) -> None:
     installed.packages(lambda _: False)
-    dali = "pip install 'imagenet-prep[dali]', or 'imagenet-prep[dali-cuda13]' for CUDA 13"
+    dali = "pip install 'imagenet-prep[dali]'"
 
     assert here.lacking(["pytorch", "horovod", "dali"]) == [
         "PyTorch is not installed: pip install 'imagenet-prep[torch]'",
         "Horovod is not installed: run `imagenet-prep install-horovod --framework pytorch`",
-        f"DALI is not installed: {dali}",
+        wording("dali-not-installed-imagenet-prep-dali-cuda13", dali),
     ]
 
 
@@ -168,8 +169,9 @@ def test_pytorch_is_recommended_if_it_is_installed(installed: Installed) -> None
     installed.packages(lambda name: name == "torch")
 
     (said,) = here.lacking(["tensorflow", "native"])
-    assert said.endswith(", or add --framework pytorch")
-    assert here.lacking(["tfdata"]) == [said.removesuffix(", or add --framework pytorch")]
+    more = wording("add-framework-pytorch")
+    assert said.endswith(more)
+    assert here.lacking(["tfdata"]) == [said.removesuffix(more)]
 
 
 @pytest.mark.parametrize(

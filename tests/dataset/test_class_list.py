@@ -85,15 +85,26 @@ def test_class_is_found_by_all_its_names(asked: str | int, found: int) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("crane", "crane is ambiguous: give one of n02012849, n03126707"),
-        ("planetariums", "planetariums: not in the class list, .* Did you mean planetarium?"),
-        ("n03956158", "Did you mean n03956157?"),
-        ("-1", "not in the class list, which has 5 classes"),
-        ("٣", "not in the class list"),
+        ("crane", says("ambiguous-give-one", "crane", "n02012849, n03126707")),
+        (
+            "planetariums",
+            says(
+                "not-class-list-0",
+                "planetariums",
+                ...,
+                ...,
+                ...,
+                ...,
+                says("did-you-mean", "planetarium"),
+            ),
+        ),
+        ("n03956158", says("did-you-mean", "n03956157")),
+        ("-1", says("not-class-list-0", "-1", "5 classes")),
+        ("٣", says("not-class-list-0", "٣")),
     ],
 )
-def test_unknown_or_ambiguous_class_is_refused(asked: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said.replace("?", r"\?")):
+def test_unknown_or_ambiguous_class_is_refused(asked: str, said: re.Pattern[str]) -> None:
+    with pytest.raises(UsageError, match=said):
         CRANES.indices([0, asked])
 
 

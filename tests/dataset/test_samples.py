@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import samples
 from imagenet_prep.dataset.samples import Difference, Sample, StoredImage
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.samples import kept, tree_hash
 from tests.kit.samples import samples as drawn
 
@@ -65,10 +66,10 @@ def test_heads_of_lines_equal_those_of_samples(rows: list[Sample]) -> None:
 @pytest.mark.parametrize("read", [samples.parse, samples.heads])
 def test_foreign_lines_and_missing_classes_are_refused(read: Any) -> None:
     for line, said in (
-        (b"no row\r\n", "is not a line"),
-        (ROW.line, "has class 7, but there are only 7"),
+        (b"no row\r\n", says("not-line-table-key-part")),
+        (ROW.line, says("class-only-classes", 7, 7)),
     ):
-        with pytest.raises(DataDamagedError, match=f"table: line 2 {said}"):
+        with pytest.raises(DataDamagedError, match=f"table: line 2 {said.pattern}"):
             list(read([samples.HEADER, line], "table", 7))
 
 

@@ -24,7 +24,7 @@ from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
 from imagenet_prep.hosts.commands import Ending
 from tests.kit.hostile import peers
 from tests.kit.lengths import examples
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 
 FILES = {"index/a": 10, "a": 100, "b": 200}
 ANSWERS = Ending(0, "")
@@ -222,8 +222,8 @@ def test_files_damaged_at_the_sender_come_from_elsewhere() -> None:
     run.tell(b, "lacks", files=3)
     run.tell(b, "wrong", name="a", message="a: sha256 1, expected 2.")
     run.tell(b, "spoiled", name="a")
-    remedy = "another host will send the file. To repair the damage, use --repair"
-    assert f"b: a is damaged on a; {remedy}" in run.did.said
+    damaged = wording("damaged-2", "a", "a", wording("another-host-will-send-file"))
+    assert f"b: {damaged}" in run.did.said
     assert run.did.givers["b"] == "leader"
     run.tell(b, "lacks", files=3)
     run.tell(b, "spoiled", name="a")

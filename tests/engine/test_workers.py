@@ -54,7 +54,7 @@ class Work:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
         if task.name == "retries":
-            RetryBudget("s3://b/x", 1, Clock()).wait(TransientError("no data arrived in time"))
+            RetryBudget("s3://b/x", 1, Clock()).wait(TransientError("no data came"))
         if task.name == "three images":
             for _ in range(3):
                 limits.add()
@@ -139,7 +139,7 @@ def test_messages_of_workers_reach_the_user(
     monkeypatch.setattr(remote, "_lines", remote._Lines())
     run(stage, kind, "a", "retries")
 
-    assert "s3://b/x: no data arrived in time; retry 1 of 1 in 0." in capfd.readouterr().err
+    assert "s3://b/x: no data came; retry 1 of 1 in 0." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,7 +175,7 @@ def test_stuck_threads_do_not_delay_the_end(stage: Stage, tmp_path: Path) -> Non
     assert stage.receipts(["a", "b", "c"]) == {}
 
     # After the stop, they finish their current task and take no other.
-    stage.fail("", "the run was stopped")
+    stage.fail("", "stopped")
     release.set()
     assert not workers.wait(PATIENCE_S)
     assert len(stage.receipts(["a", "b", "c"])) <= 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.evaluation import sheet
 from tests.kit.evaluated import labels_of_validation, write_real
 from tests.kit.limits import Limits
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 
 
 def written(path: Path, content: Any) -> Path:
@@ -91,35 +92,35 @@ def test_published_lists_are_recognised_by_sha256(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "line 1 is not the header"),
-        ("key,label\na,1\n", "line 1 is not the header"),
-        ("key,class\na\n", "line 2 does not have a key and its classes"),
-        ("key,class\n,1\n", "line 2 does not have a key"),
-        ("key,class\na,1\nb,2\na,1\n", "line 4 repeats the key of an earlier line"),
-        ('key,class\n"a\n', "unexpected end of data"),
-        ("[[1],[2]]", "2 lists, expected 50,000"),
-        ('[[1],["2"]]', r"\[1\]\[0\]: expected a whole number"),
-        ('{"a": 1}', "expected an object, got null"),
-        ('{"initial_annots": {"a": {"correct": "x"}}}', "expected a list"),
-        ("[1", "Expecting"),
-        ("[" * 100_000, "nested too deeply|values or [0-9,]+ lists"),
-        ("\x00\udcff", "byte 1 is not UTF-8"),
-        ("key,class\n" + "\n" * (1 << 21), "more than 2,097,152 lines"),
-        ("key,class\n" + "\r" * (1 << 22), "more than 2,097,152 lines"),
-        ("key,class\n" + "," * (1 << 21), "more than 2,097,152 lines"),
+        ("", says("line-1-not-header")),
+        ("key,label\na,1\n", says("line-1-not-header")),
+        ("key,class\na\n", says("line-not-key-classes", 2)),
+        ("key,class\n,1\n", says("line-not-key-classes", 2)),
+        ("key,class\na,1\nb,2\na,1\n", says("line-repeats-key-earlier-line", 4)),
+        ('key,class\n"a\n', exactly("unexpected end of data")),
+        ("[[1],[2]]", says("lists-expected-one-per-image", 2, 50_000)),
+        ('[[1],["2"]]', exactly("[1][0]: expected a whole number")),
+        ('{"a": 1}', exactly("expected an object, got null")),
+        ('{"initial_annots": {"a": {"correct": "x"}}}', exactly("expected a list")),
+        ("[1", exactly("Expecting")),
+        ("[" * 100_000, re.compile("nested too deeply|values or [0-9,]+ lists")),
+        ("\x00\udcff", exactly("byte 1 is not UTF-8")),
+        ("key,class\n" + "\n" * (1 << 21), says("more-lines", 1 << 21)),
+        ("key,class\n" + "\r" * (1 << 22), says("more-lines", 1 << 21)),
+        ("key,class\n" + "," * (1 << 21), says("more-lines", 1 << 21)),
         (
             "key,class\n" + "".join(f"{n}," + "0 " * 60_000 + "\n" for n in range(67)),
-            "more than 4,000,000 classes",
+            says("more-classes", 4_000_000),
         ),
-        ("[" + "[]," * 600_000 + "[]]", "values or [0-9,]+ lists"),
+        ("[" + "[]," * 600_000 + "[]]", re.compile("values or [0-9,]+ lists")),
     ],
 )
 def test_malformed_lists_are_refused_without_printing_them(
-    tmp_path: Path, content: str, why: str
+    tmp_path: Path, content: str, why: re.Pattern[str]
 ) -> None:
     path = tmp_path / "list"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UsageError, match=f"list: not a label list: .*{why}"):
+    with pytest.raises(UsageError, match=f"list: not a label list: .*(?:{why.pattern})"):
         sheet.read(path)
 
 

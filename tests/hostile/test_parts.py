@@ -39,7 +39,7 @@ def sparse(path: Path, _: Path) -> None:
 
 KINDS: dict[str, Callable[[Path, Path], Any]] = {
     "link to a file": lambda path, private: path.symlink_to(private / SECRETS[0]),
-    "link to a folder": lambda path, private: path.symlink_to(private),
+    "folder link": lambda path, private: path.symlink_to(private),
     "broken link": lambda path, private: path.symlink_to(private / "absent"),
     "link to itself": lambda path, _: path.symlink_to(path.name),
     "pipe": lambda path, _: os.mkfifo(path),

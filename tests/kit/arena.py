@@ -104,7 +104,7 @@ class Arena:
             self._write_secrets()
         assert not changed, f"changed outside: {changed}\n{said}"
         assert not ended.hung, f"waits for something for ever\n{said}"
-        assert ended.cpu_s < MOST_CPU_S, f"{ended.cpu_s:.1f} s of processor time\n{said}"
+        assert ended.cpu_s < MOST_CPU_S, f"{ended.cpu_s:.1f} s of CPU time\n{said}"
         assert b"Traceback" not in ended.err, f"a traceback\n{said}"
         assert ended.code in EXIT_CODES, f"exit code {ended.code}\n{said}"
         assert ended.peak_bytes < PEAK_BYTES, f"{ended.peak_bytes:,} bytes of memory\n{said}"

@@ -135,17 +135,19 @@ def started(
 
     Args:
       *arguments: verb and flags.
-      cwd: its current folder; by default not the repository.
+      cwd: its current folder; by default a new, empty one, which is removed afterwards.
       program: arguments of Python.
       python: the interpreter, if it is a different one.
       env: added to the environment.
       stderr: a descriptor, if it is not to be collected.
     """
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    # A process that is ending may still write into the folder.
+    empty = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, empty:
         process = subprocess.Popen(
             [python, *program, *map(str, arguments)],
-            cwd=cwd or tempfile.gettempdir(),
+            cwd=cwd or empty.name,
             env=environment(**{_MARK: mark}, **(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=out,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,8 @@ class Form(NamedTuple):
       files: paths, as `made` reads them.
       more: the contents of further files by path, or functions that return them.
       keys: the keys of each split that is read; not compared if empty.
-      line: parts of the line that describes the source, or of the refusal.
+      line: facts of the line that describes the source, or of the refusal.
+      said: messages of the refusal.
       never: texts that must not be in it.
       source: the folder below that is given as the source.
       build: writes more files.
@@ -46,6 +48,7 @@ class Form(NamedTuple):
     more: Mapping[str, str | Callable[[], bytes]] = {}
     keys: Mapping[str, str] = {}
     line: tuple[str, ...] = ()
+    said: tuple[re.Pattern[str], ...] = ()
     never: tuple[str, ...] = ()
     splits: tuple[str, ...] = BOTH
     source: str = ""

@@ -1,6 +1,7 @@
 """The sentences of the program: messages.txt has each of them once, tests refer to its key.
 
 `says("key", "fact", 3)` is the pattern of a message with these facts, for `match=` and `search`.
+`wording("key", 3)` is its complete text, where a test compares a line.
 A contributor who changes a message runs `python -m tests.kit.messages`: the file gets the new text
 under the old key, and no test changes. A message that vanished from the program loses its row.
 """
@@ -103,6 +104,19 @@ def says(key: str, *facts: object, on: str = "") -> re.Pattern[str]:
     pattern = re.compile("".join(parts))
     _keys[pattern] = key
     return pattern
+
+
+def wording(key: str, *values: object) -> str:
+    """Returns a complete message with its values, for tests that compare a line or a list."""
+    text = table()[key]
+    for value in values:
+        text = text.replace(HOLE, str(value), 1)
+    return text
+
+
+def exactly(text: str) -> re.Pattern[str]:
+    """Returns the pattern of a fact, next to messages in a column of `parametrize`."""
+    return re.compile(re.escape(text))
 
 
 def key_of(pattern: re.Pattern[str]) -> str | None:

@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,6 +114,7 @@ class Warm:
             bufsize=0,  # what lies in a buffer of ours, `select` does not see
         )
         self._running = -1
+        self._current = ""
         self.pid = 0
         self._hear()
 
@@ -148,17 +150,18 @@ class Warm:
         Args:
           *arguments: verb and flags.
           env: added to the environment that commands of tests have.
-          cwd: where it runs.
+          cwd: its current folder; by default a new, empty one, which `finish` removes.
           call: module:function that reads `arguments` from sys.argv.
           code: executed instead of `call`, as `python -c` does.
           file_bytes: how large it may make a file; 0: any size.
           map_bytes: memory that each of its processes may map; 0: any size.
           cpu_s: processor time after which the kernel ends it; 0: never.
         """
+        self._current = tempfile.mkdtemp(dir=self._folder.name)
         order = {
             "argv": ["-c" if code else "imagenet-prep", *map(str, arguments)],
             "env": environment(**(env or {})),
-            "cwd": str(cwd or tempfile.gettempdir()),
+            "cwd": str(cwd or self._current),
             "call": call,
             "code": code,
             "file_bytes": file_bytes,
@@ -203,6 +206,8 @@ class Warm:
             os.close(self._running)
             self._running = -1
         out, err = (Path(self._folder.name, name).read_bytes() for name in ("out", "err"))
+        # A process that the command left may still write into the folder; `close` removes the rest.
+        shutil.rmtree(self._current, ignore_errors=True)
         return Ended(order["code"], out, err, order["peak_bytes"], hung, order["cpu_s"])
 
     def run(self, *arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Ended:

@@ -34,6 +34,7 @@ from imagenet_prep.trainer.loop import Stop
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 from tests.kit.hostile import peers
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -252,7 +253,7 @@ def test_ranks_die_with_their_host_process(tmp_path: Path) -> None:
 
     assert ranks == []
     assert finished.code == 4
-    assert "the process that runs its ranks ended with code" in finished.err
+    assert says("process-runs-ranks", ..., "ended with code").search(finished.err)
 
 
 def test_a_failing_rank_ends_all_with_its_code(tmp_path: Path) -> None:
@@ -294,9 +295,9 @@ def test_only_variables_for_training_are_sent() -> None:
 
     assert through_ssh == {**ours, **secrets, "MY_FLAG": "1"}
     assert through_mpi == {**ours, "MY_FLAG": "1"}
-    with pytest.raises(UsageError, match="--env DB_PASSWORD: mpirun would send this secret"):
+    with pytest.raises(UsageError, match=says("env-mpirun-would-send-secret", "DB_PASSWORD")):
         travelling(environment, ["DB_PASSWORD"], private=False)
-    with pytest.raises(UsageError, match="--env OTHER: this variable is not set here"):
+    with pytest.raises(UsageError, match=says("env-variable-not-set-here", "OTHER")):
         travelling(environment, ["OTHER"], private=True)
 
 
@@ -345,7 +346,7 @@ def test_mpiruns_ranks_start_only_if_logs_are_writable(
 
     said = capfd.readouterr()
     assert (code, said.out) == (7, "")
-    assert "a rank gets no pipes: cannot write" in said.err
+    assert says("rank-gets-no-pipes", "cannot write").search(said.err)
 
 
 def test_launch_returns_the_exit_code_of_mpirun() -> None:
@@ -357,12 +358,12 @@ def test_launch_returns_the_exit_code_of_mpirun() -> None:
 def test_only_the_exact_line_marks_a_lost_rank(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    says = (
+    sentence = (
         "import sys; print(sys.argv[1], 'imagenet-prep: why', sep='\\n', file=sys.stderr); exit(1)"
     )
     known: list[int] = []
     left, cause = [
-        Rank([sys.executable, "-c", says, line], {"HOROVOD_RANK": number}, left=known.append)
+        Rank([sys.executable, "-c", sentence, line], {"HOROVOD_RANK": number}, left=known.append)
         for number, line in (("0", LEFT), ("1", f"it said {LEFT}"))
     ]
     assert (left.code(), cause.code()) == (1, 1)
@@ -379,7 +380,9 @@ def test_logs_of_ranks_refuse_links_and_pipes(tmp_path: Path) -> None:
     (logs / "rank-0.log").symlink_to(mine)
     os.mkfifo(logs / "rank-1.log")
     for number in ("0", "1"):
-        with pytest.raises(StoreError, match=rf"rank-{number}\.log: the file, .* is a link"):
+        with pytest.raises(
+            StoreError, match=says("file-folder-above-link-wrong", f"rank-{number}.log")
+        ):
             Rank([sys.executable, "-c", "print('evil')"], {"RANK": number}, str(logs))
     assert mine.read_text() == "# my own\n"
 
@@ -393,7 +396,7 @@ def test_logs_of_ranks_refuse_links_and_pipes(tmp_path: Path) -> None:
         said = process.stderr.read()
 
     assert process.returncode == 1, said
-    assert said.startswith(f"imagenet-prep: {logs / 'rank-0.log'}: the file, or a folder")
+    assert says("file-folder-above-link-wrong", f"imagenet-prep: {logs / 'rank-0.log'}").match(said)
 
 
 def test_servers_get_no_signal_before_the_grace_period(tmp_path: Path) -> None:

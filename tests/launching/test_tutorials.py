@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.kit.command import PATIENCE_S, Finished, started
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.training import horovod
 
 __all__ = ["horovod"]
@@ -178,8 +178,8 @@ def test_horovod_refuses_launchers_without_its_variables() -> None:
         "hvd.init() found 1 of 4 ranks: torchrun has started them",
         "hvd.init() found 1 of 8 ranks: Slurm has started them",
     ]
-    assert said[1].endswith("for mpirun, run `imagenet-prep install-horovod --mpi`.")
-    assert says("hvd.init-found-1-rank", "this process is one of several").match(said[5])
+    assert says("hvd.init-found-ranks-started-them", 1, 2, "Open MPI").fullmatch(said[1])
+    assert says("hvd.init-found-1-rank", says("process-one-several-rank-their")).match(said[5])
 
 
 @pytest.mark.slow
@@ -209,4 +209,4 @@ def test_keras_calls_give_equal_results_on_all_ranks(tmp_path: Path) -> None:
     assert first["metrics"] == [True, True]
     assert first["metrics differ"]
     assert first["local bias is kept"]
-    assert first["warnings"] == ["Horovod does not support XLA: jit_compile is set to False"]
+    assert first["warnings"] == [wording("horovod-not-support-xla-jit_compile")]

@@ -105,9 +105,7 @@ def test_different_file_system_is_refused_with_advice(tmp_path: Path, system: Sy
 
     with pytest.raises(
         UsageError,
-        match=says(
-            "cannot-create-hard-link-choose", ..., ..., ..., "copy the shards with --rewrite"
-        ),
+        match=says("cannot-create-hard-link-choose", ..., ..., ..., says("copy-shards-rewrite")),
     ):
         adopt(source, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out" / schema.MANIFEST).exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +30,7 @@ from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import StoredRecord
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 from tests.kit.samples import add_tables, kept
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
@@ -106,7 +107,8 @@ def test_key_is_listed_only_once() -> None:
     once = KeyList("once", {"a": 1, "b": 2}, "")
     ChangeRequest(once, Relabels(KeyList("other", {"c": 2}, ""), {2: 0}))
     with pytest.raises(
-        UsageError, match=says("first-line", "twice", "2 lines", "a key that is already on", "7")
+        UsageError,
+        match=says("first-line", "twice", "2 lines", says("key-already-earlier-line"), 7),
     ):
         ChangeRequest(KeyList("twice", {"a": 1}, "", (7, 9)))
     with pytest.raises(UsageError, match="other: 1 line with a key that is also in once"):
@@ -154,18 +156,26 @@ def test_duplicate_key_in_a_split_is_refused(tmp_path: Path, shards: list[list[i
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"key,class\n\xff,1\n", "not UTF-8 text \\(invalid at byte 10"),
-        (b"key,class\n", "no key after the header"),
-        (b"key\n", "line 1: expected the header"),
-        (b"key,class\na,1,2\n", "line 2: expected two fields: key,class"),
-        (b'key,class\n"a,1\n', "line 2: "),
-        (b"key,class\na,2\n", "1 line with a class that is not among the dataset's 2"),
-        (b"key,class\na,00\n", "1 line with a class that is not among the dataset's 2"),
+        (b"key,class\n\xff,1\n", says("not-utf-8-text-invalid-byte", "list", 10)),
+        (b"key,class\n", says("no-key-after-header", "list")),
+        (b"key\n", says("line-1-expected-header", "list")),
+        (b"key,class\na,1,2\n", says("line-expected-two-fields-key", "list", 2)),
+        (b'key,class\n"a,1\n', exactly("list: line 2: ")),
+        (
+            b"key,class\na,2\n",
+            says("first-line", "list", "1 line", says("class-not-among-dataset-s", 2)),
+        ),
+        (
+            b"key,class\na,00\n",
+            says("first-line", "list", "1 line", says("class-not-among-dataset-s", 2)),
+        ),
     ],
 )
-def test_invalid_list_of_classes_is_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
+def test_invalid_list_of_classes_is_refused(
+    tmp_path: Path, data: bytes, complaint: re.Pattern[str]
+) -> None:
     (tmp_path / "list").write_bytes(data)
-    with pytest.raises(UsageError, match=f"list: {complaint}"):
+    with pytest.raises(UsageError, match=complaint):
         read_relabels(str(tmp_path / "list"), ClassList(("a", "b"), ("one", "two")))
 
 
@@ -175,7 +185,7 @@ def test_invalid_list_of_classes_is_refused(tmp_path: Path, data: bytes, complai
         ("val/a/1.JPEG", says("add-split-dataset-lacks", ..., "validation")),
         ("train/c/1", "1 of its cl"),
         ("1.JPEG", says("add-no-images-found-expected")),
-        ("../other/train/a/1.JPEG", says("no-such-folder-3")),
+        ("../other/train/a/1.JPEG", says("add-no-such-folder-expected")),
     ],
 )
 def test_additions_without_a_valid_class_are_refused(

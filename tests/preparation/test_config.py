@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from imagenet_prep.dataset.settings import Recipe, parse, prepared
 from imagenet_prep.preparation.config import PrepareConfig
+from tests.kit.messages import says
 
 TRAIN: dict[str, Any] = {"splits": ("train",)}
 ALL = ["train", "validation", "holdout"]
@@ -24,18 +26,29 @@ def config(**given: Any) -> PrepareConfig:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        *(({"holdout": n}, "expected a number of") for n in ("", "-1", "x", "1.5", "100%", "1%%")),
-        ({"holdout": "5", "splits": ("validation",)}, "Add train to --splits"),
-        ({**HELD, **TRAIN}, "Include both in --splits"),
-        ({**HELD, "splits": ("validation",)}, "Include both in --splits"),
-        ({**HELD, "holdout": "5"}, "and remove --holdout"),
-        ({**TRAIN, "validation_shards": 2}, "--validation-shards: validation is not in"),
-        ({"splits": ("validation",), "train_shards": 2}, "--train-shards: train is not in"),
-        ({"rehash": True, "check": "header"}, "--check header, which computes no md5"),
-        ({**SERVER, "source_kind": "folder"}, "only the archives of ILSVRC2012"),
+        *(
+            ({"holdout": n}, says("holdout-expected-number-images-such", n))
+            for n in ("", "-1", "x", "1.5", "100%", "1%%")
+        ),
+        ({"holdout": "5", "splits": ("validation",)}, says("holdout-moves-images-out-train")),
+        ({**HELD, **TRAIN}, says("holdout-per-class-makes-both-train-validation")),
+        (
+            {**HELD, "splits": ("validation",)},
+            says("holdout-per-class-makes-both-train-validation"),
+        ),
+        ({**HELD, "holdout": "5"}, says("holdout-per-class-makes-both-train-validation")),
+        ({**TRAIN, "validation_shards": 2}, says("shards-not-splits", "validation", "validation")),
+        (
+            {"splits": ("validation",), "train_shards": 2},
+            says("shards-not-splits", "train", "train"),
+        ),
+        ({"rehash": True, "check": "header"}, says("rehash-no-effect-check-header")),
+        ({**SERVER, "source_kind": "folder"}, says("source-only-archives-ilsvrc2012-imagenet-21k")),
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(given: dict[str, Any], said: str) -> None:
+def test_flags_that_contradict_each_other_are_refused(
+    given: dict[str, Any], said: re.Pattern[str]
+) -> None:
     with pytest.raises(ValueError, match=said):
         config(**given)
 

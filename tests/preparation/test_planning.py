@@ -603,7 +603,7 @@ def test_job_without_its_lease_completes_no_plan(tmp_path: Path, limits: Limits)
     def check() -> None:
         calls.append(store.names(folder))
         if len(calls) == 3:
-            raise JobLostError("a newer run has taken over")
+            raise JobLostError("taken over")
 
     limits(plan_files_at_once=1)
     wanted = selection()

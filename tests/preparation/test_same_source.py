@@ -389,7 +389,10 @@ def kaggle(root: Path, *, words: str = "a fish", box: int = 4) -> Path:
     return root
 
 
-CHANGES = [({"box": 3}, "the bounding boxes"), ({"words": "a bird"}, "the classes have different")]
+CHANGES = [
+    ({"box": 3}, says("bounding-boxes-paths-images-changed")),
+    ({"words": "a bird"}, says("classes-different-names-words-positions")),
+]
 
 
 @pytest.mark.parametrize(("change", "sentence"), CHANGES)

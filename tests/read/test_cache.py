@@ -41,7 +41,7 @@ from tests.kit.command import PATIENCE_S, wait_until
 from tests.kit.dataset import all_files
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
@@ -288,7 +288,7 @@ def test_failing_disk_is_no_bad_record(
 ) -> None:
     feed = open_feed(server.url, tmp_path, skip=skip)
     system.fails("pread", code)
-    with pytest.raises(StoreError, match=says("cannot-read", ..., "record", os.strerror(code))):
+    with pytest.raises(StoreError, match=says("cannot-read-2", "record", os.strerror(code))):
         read(feed)
     assert not feed.skipped
 
@@ -449,9 +449,9 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
     reader.join(PATIENCE_S)
 
     assert not reader.is_alive()
-    assert [str(error).partition(": ")[2] for error in raised] == [
-        "not fetched, because the reader was closed"
-    ]
+    (error,) = raised
+    name = str(error).partition(":")[0]
+    assert str(error) == wording("not-fetched-because-reader-closed", name)
 
 
 READS = """

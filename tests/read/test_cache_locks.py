@@ -55,7 +55,7 @@ with only_one(LocalStore(Path(sys.argv[1])), sys.argv[2], purpose=sys.argv[3] or
     ("name", "purpose", "said"),
     [
         ("train-00001-of-00005", "fetches train-00001-of-00005", "fetches train-00001-of-00005"),
-        ("room", "frees space in the cache", "frees space in the cache"),
+        ("room", "frees space", "frees space"),
         ("columns/latents", "", "uses columns/latents"),
     ],
 )

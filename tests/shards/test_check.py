@@ -24,7 +24,7 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.system import System
 from tests.kit.tfrecords import framed, plain
 
@@ -212,7 +212,7 @@ def test_extra_bytes_are_found(dataset: Dataset, level: str) -> None:
     assert problems[0] == f"{FIRST}: {size + 4:,} bytes, expected {size:,}"
     if level != "manifest":
         where = f"{FIRST}: record 5 at byte {size:,}"
-        assert problems[1] == f"{where}: the file ends inside the header"
+        assert problems[1] == wording("file-ends-inside-header", where)
 
 
 def test_extra_record_is_found(dataset: Dataset) -> None:
@@ -240,7 +240,7 @@ def test_swapped_shard_is_distinguished_from_a_damaged_one(dataset: Dataset, lev
     shutil.copy(dataset.root / "index" / SECOND, dataset.root / "index" / FIRST)
 
     problems = dataset.check(level=level).problems
-    assert f"{FIRST}: contains the bytes of {SECOND}" in problems
+    assert wording("contains-bytes", FIRST, SECOND) in problems
 
 
 @pytest.mark.parametrize("level", PROVING)
@@ -262,9 +262,8 @@ def test_edited_index_names_the_record(dataset: Dataset, level: str) -> None:
     edited = f"{offset + 1} {size}"
     (dataset.root / name).write_text("\n".join([*lines[:2], edited, *lines[3:], ""]))
 
-    assert dataset.check(level=level).problems == [
-        f"{name}: record 2: line {edited!r}, but the shard has {lines[2]!r}"
-    ]
+    differs = wording("record-shard", 2, f"line {edited!r}", repr(lines[2]))
+    assert dataset.check(level=level).problems == [f"{name}: {differs}"]
 
 
 @pytest.mark.parametrize("level", PROVING)

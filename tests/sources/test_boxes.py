@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from imagenet_prep.sources import boxes
 from imagenet_prep.sources.boxes import AnnotatedBoxes, BoxTask
 from tests.kit.layouts import voc_xml, write, write_tgz
 from tests.kit.limits import Limits
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 
 WNID = "n01440764"
 STEM = f"{WNID}_10"
@@ -77,10 +78,14 @@ def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
 
 @pytest.mark.parametrize(
     ("depth", "most", "complaint"),
-    [(2, 1 << 20, ""), (3, 1 << 20, "is nested too deeply"), (2, 10, "n.tar.gz has ")],
+    [
+        (2, 1 << 20, None),
+        (3, 1 << 20, says("nested-too-deeply-2")),
+        (2, 10, exactly("n.tar.gz has ")),
+    ],
 )
 def test_large_or_deeply_nested_packed_tars_are_refused(
-    tmp_path: Path, limits: Limits, depth: int, most: int, complaint: str
+    tmp_path: Path, limits: Limits, depth: int, most: int, complaint: re.Pattern[str] | None
 ) -> None:
     limits(boxes_inner_bytes=most)
     outer = tmp_path / boxes.ARCHIVES["train"]
@@ -97,33 +102,41 @@ BOMB = (
     b'<?xml version="1.0"?><!DOCTYPE b [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;">]>'
     b"<annotation>&b;</annotation>"
 )
+NOT_VOC = says("not-pascal-voc-annotation", f"{STEM}.xml", ..., "--no-boxes")
+NOT_FINITE = says(
+    "not-pascal-voc-annotation", f"{STEM}.xml", says("size-coordinate-not-finite"), "--no-boxes"
+)
+DOCTYPE = says("document-type-declaration-doctype", f"{STEM}.xml", "--no-boxes")
 FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</annotation>'
 
 
 @pytest.mark.parametrize(
     ("xml", "message"),
     [
-        (BOMB, "has a document type"),
-        (FILE, "has a document type"),
-        (BOMB.decode().encode("utf-16"), "not a PASCAL VOC annotation"),
-        (b'<?xml version="1.0" encoding="cp037"?><annotation/>', "not a PASCAL VOC annotation"),
-        (b"<annotation>" * 50_000, "not a PASCAL VOC annotation"),
-        (b"<annotation>" + b" " * 2_000_000 + b"</annotation>", "more than 1,048,576 bytes"),
-        (b"", "not a PASCAL VOC annotation"),
-        (b"\xff\xfe\x00", "not a PASCAL VOC annotation"),
-        (b"<annotation/>", "not a PASCAL VOC annotation"),
-        (voc_xml(0, 100, [], WNID), "has an image size of 0 x 100"),
-        (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), "not finite"),
-        (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), "not finite"),
-        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), "not finite"),
-        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), "not a PASCAL VOC"),
+        (BOMB, DOCTYPE),
+        (FILE, DOCTYPE),
+        (BOMB.decode().encode("utf-16"), NOT_VOC),
+        (b'<?xml version="1.0" encoding="cp037"?><annotation/>', NOT_VOC),
+        (b"<annotation>" * 50_000, NOT_VOC),
+        (
+            b"<annotation>" + b" " * 2_000_000 + b"</annotation>",
+            says("more-bytes-2", f"{STEM}.xml", 1 << 20, "--no-boxes"),
+        ),
+        (b"", NOT_VOC),
+        (b"\xff\xfe\x00", NOT_VOC),
+        (b"<annotation/>", NOT_VOC),
+        (voc_xml(0, 100, [], WNID), says("image-size-x", f"{STEM}.xml", 0, 100, "--no-boxes")),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), NOT_FINITE),
+        (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), NOT_FINITE),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), NOT_FINITE),
+        (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), NOT_VOC),
     ],
     ids=range(14),
 )
 def test_invalid_annotation_is_refused_with_its_name(
-    tmp_path: Path, xml: bytes, message: str
+    tmp_path: Path, xml: bytes, message: re.Pattern[str]
 ) -> None:
-    with pytest.raises(SourceError, match=rf"{STEM}\.xml: .*{message}.*--no-boxes"):
+    with pytest.raises(SourceError, match=message):
         read_one(tmp_path, xml)
 
 

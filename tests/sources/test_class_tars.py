@@ -134,7 +134,10 @@ def _tar(*members: tuple[str, bytes, bytes]) -> bytes:
         ((), says("byte-holds-no-image-archive", ..., ..., "train-n02084071")),
         ((("/etc/n02084071_1.JPEG", b"1", b"0"),), says("member-points-outside-folder")),
         ((("../n02084071_1.JPEG", b"1", b"0"),), says("member-points-outside-folder")),
-        ((("n02084071_1.JPEG", b"", b"2"),), "is a symbolic link"),
+        (
+            (("n02084071_1.JPEG", b"", b"2"),),
+            says("member", ..., "n02084071_1.JPEG", says("symbolic-link")),
+        ),
         ((("a.JPEG", b"1", b"0"), ("b/a.JPEG", b"2", b"0")), says("appears-twice-remove-one")),
         (
             (("n00015388_1.JPEG", b"1", b"0"),),
@@ -193,7 +196,9 @@ def test_ilsvrc2012_archive_is_not_taken_for_imagenet_21k(tmp_path: Path) -> Non
     archive.write_bytes(_tar(("n01440764.tar", _tar(("n01440764_1.JPEG", b"1", b"0")), b"0")))
     with pytest.raises(
         UsageError,
-        match=says("source-file-cannot-read-directly", ..., "Set --source to the folder"),
+        match=says(
+            "source-file-cannot-read-directly", ..., says("set-source-folder-contains-unpack")
+        ),
     ):
         detect.find(archive, ["train"], "auto", encode=bytes, encoding="none")
 

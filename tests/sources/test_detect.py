@@ -58,7 +58,7 @@ def test_missing_folder_is_refused_without_listing_layouts(tmp_path: Path) -> No
         match=says(
             "source-file-cannot-read-directly",
             "file",
-            "Set --source to the folder that contains it, or",
+            says("set-source-folder-contains-unpack"),
         ),
     ):
         find(tmp_path / "file")

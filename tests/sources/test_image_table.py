@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.sources import detect, image_table, labels
 from imagenet_prep.sources.image_table import ImageTable
 from tests.kit.layouts import write
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 from tests.kit.tfrecords import plain
 
 JPEG = plain(0)
@@ -240,7 +241,7 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
         {"labels.csv": "id,label\nx\ny,a\n"},
         "line 2: has 1 field, expected 2",
     ),
-    "out of the source": (
+    "above the source": (
         TWO,
         {"labels.csv": "id,label\n../x,a\nx,a\ny,a\n"},
         r"'\.\./x' .* found none",
@@ -274,25 +275,33 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert last.endswith("3 problems. Fix them and run the same command again.")
 
 
-USAGE: dict[str, tuple[str, dict[str, str], str]] = {
+USAGE: dict[str, tuple[str, dict[str, str], re.Pattern[str]]] = {
     "two classes": (
         TWO,
         {"labels.csv": "id,label,breed\n"},
-        "columns id, label, breed; .* exactly one that names the class",
+        says("columns-expected-one-names-image", ..., "id, label, breed"),
     ),
     "no class": (
         TWO,
         {"labels.csv": "id,a,b\n"},
-        "columns id, a, b; .* exactly one that names the class",
+        says("columns-expected-one-names-image", ..., "id, a, b"),
     ),
     "no file": (
         TWO,
         {"labels.csv": "a,label\n"},
-        "columns a, label; expected one that names the image",
+        says("columns-expected-one-names-image", ..., "a, label"),
     ),
-    "no header": (TWO, {"labels.csv": "x.jpg,cat\n"}, r"columns x\.jpg, cat; expected one"),
-    "empty": (TWO, {"labels.csv": ""}, "expected one that names the image"),
-    "no validation": (TWO, {"labels.csv": "id,label\nx,a\ny,a\n"}, "no image of validation"),
+    "no header": (
+        TWO,
+        {"labels.csv": "x.jpg,cat\n"},
+        says("columns-expected-one-names-image", ..., "x.jpg, cat"),
+    ),
+    "empty": (TWO, {"labels.csv": ""}, says("columns-expected-one-names-image")),
+    "no validation": (
+        TWO,
+        {"labels.csv": "id,label\nx,a\ny,a\n"},
+        exactly("no image of validation"),
+    ),
 }
 
 

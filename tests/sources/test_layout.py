@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.sources import detect, layout
 from tests.kit.layouts import write
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.trees import JPEG, made
 
 BOTH = ("train", "validation")
@@ -126,7 +126,7 @@ READ = {
     ),
     "{cat,dog}/1.jpg": (
         {"train": PETS},
-        ["no train/ or val/ folder, so all images go to the train split"],
+        [wording("no-train-val-folder-images")],
     ),
     "cat/1.jpg": ({"train": {"cat": 1}}, ["1 class (cat;"]),
     "cat/{1,2021/2}.jpg dog/IMG": ({"train": {"cat": 2, "dog": 1}}, []),

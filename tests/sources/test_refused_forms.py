@@ -31,13 +31,16 @@ from tests.kit.forms import (
     validation_tar,
 )
 from tests.kit.layouts import tar
+from tests.kit.messages import says
 
 REFUSED = {
     # docs/photographs.md
     "flat train and test": Form(
         "{train,test}/{1,2}.jpg", line=("train: holds images and no class",)
     ),
-    "a list of labels": Form("images/{1,2}.jpg labels.txt", line=("holds images/, but no class",)),
+    "a labels file": Form(
+        "images/{1,2}.jpg labels.txt", said=(says("holds-no-class-folders", ..., "images/, but"),)
+    ),
     "Places": Form("{a/abbey,b/beach}/1.jpg", line=("are not classes: a/, b/.",)),
     "folders in classes": Form(
         "{cats/2021,dogs/2022}/1.jpg", line=("are not classes: cats/, dogs/",)
@@ -61,7 +64,9 @@ REFUSED = {
         f"train/{{{A},{B},backup}}/1.JPEG", line=("are not: backup. Move them away.",), splits=TRAIN
     ),
     # docs/start.md
-    "nothing known": Form("notes.txt", line=("which matches no supported layout",)),
+    "nothing known": Form(
+        "notes.txt", said=(says("supported-layouts-source-holds-matches", ..., ..., "notes.txt"),)
+    ),
     # Copies of a split
     "copies": Form(
         "{train,Train}/cat/{1,2}.jpg val/cat/1.jpg",
@@ -87,7 +92,7 @@ REFUSED = {
     # WNIDs in file names
     "a WNID of a different class": Form(
         f"train/{A}/{A}_1_{B}.JPEG",
-        line=(f"is in class {A}, but its name ends with {B}. One of them is wrong",),
+        said=(says("class-name-one-them-wrong", ..., A, "ends", B),),
         splits=TRAIN,
     ),
     "a list that contradicts a WNID": Form(
@@ -102,7 +107,7 @@ REFUSED = {
     ),
     "images of the Hub's archive in the source itself": Form(
         f"{{{VAL1}_{A},{A}_1_{A}}}.JPEG",
-        line=("file names contain WNIDs, but not the split. Move the images into a folder train/",),
+        said=(says("file-names-contain-wnids-not"),),
     ),
     "flat val without labels": Form(
         f"train/{A}/1.JPEG val/1.JPEG", line=("its labels are missing. Put ILSVRC2012_devkit",)
@@ -138,7 +143,7 @@ REFUSED = {
     ),
     "compressed class tars": Form(
         more={TRAIN_TAR: partial(train_tar, "{}.tar.gz", packed=True)},
-        line=("Unpack this one into train/<WNID>/ and set --source to the folder that contains",),
+        said=(says("only-original-archive-tar-class"),),
         splits=TRAIN,
     ),
     "compressed class tars by another name": Form(
@@ -148,7 +153,7 @@ REFUSED = {
     ),
     "a train tar of macOS files only": Form(
         more={TRAIN_TAR: lambda: tar({"._n01440764.tar": b"mac"})},
-        line=("holds no class tar. Download it again.",),
+        said=(says("holds-no-class-tar-download"),),
         splits=TRAIN,
     ),
     "the Hub's archives, packed": Form(
@@ -187,21 +192,23 @@ REFUSED = {
     ),
     "PPM in classes": Form(
         "{00000,00001}/{00000.ppm,GT.csv}",
-        line=("holds no supported image, but 2 files: 2 .ppm (", "convert them to JPEG"),
+        line=("2 files: 2 .ppm (",),
+        said=(says("source-holds-no-supported-image"), says("photographs-not-read-convert-them")),
         splits=TRAIN,
     ),
     "PGM in splits": Form(
         "train/{cat,dog}/1.pgm",
-        line=("holds no image, but 1 file: 1 .pgm (", "convert them to JPEG"),
+        line=("holds no image, but 1 file: 1 .pgm (",),
+        said=(says("photographs-not-read-convert-them"),),
         splits=TRAIN,
     ),
     "backslashes": Form(
         "cat\\{1,2}.jpg dog\\1.jpg",
-        line=("backslashes in the file names were folders", "Unpack it again with 7z"),
+        said=(says("backslashes-file-names-folders-archive"),),
         never=("Put the images",),
     ),
     "backslashes below a folder": Form(
-        "images/{cat\\1,dog\\1}.jpg", line=("backslashes in the file names were folders",)
+        "images/{cat\\1,dog\\1}.jpg", said=(says("backslashes-file-names-folders-archive"),)
     ),
     # Parquet
     "Parquet with text labels": Form(
@@ -242,5 +249,7 @@ def test_form_is_refused_with_the_next_step(tmp_path: Path, name: str) -> None:
     text = str(refused.value)
     for part in form.line:
         assert part.replace("{root}", str(root)) in text
+    for message in form.said:
+        assert message.search(text)
     for part in form.never:
         assert part not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -164,8 +165,8 @@ def test_broken_links_and_sockets_are_always_errors(tmp_path: Path, name: str) -
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind(str(tmp_path / "sockets" / name))
     for folder, sentence in (
-        ("links", "No such file or directory"),
-        ("sockets", "is not a regular"),
+        ("links", re.compile(f"{name}: .*No such file or directory")),
+        ("sockets", says("not-regular-file-remove", name)),
     ):
-        with pytest.raises(SourceError, match=f"{name}: .*{sentence}"):
+        with pytest.raises(SourceError, match=sentence):
             scan.below(tmp_path / folder, tmp_path, by_content=True)

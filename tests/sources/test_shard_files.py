@@ -138,7 +138,7 @@ def test_missing_shards_are_refused_with_the_files_found(tmp_path: Path) -> None
 
     with pytest.raises(UsageError, match=r"found a\.tar, train-1-of-2"):
         shard_files.find(LocalStore(tmp_path))
-    with pytest.raises(UsageError, match=says("no-such-folder-3")):
+    with pytest.raises(UsageError, match=says("no-such-folder")):
         shard_files.find(LocalStore(tmp_path / "absent"))
 
 
@@ -359,7 +359,8 @@ def test_row_that_contradicts_its_record_is_refused(tmp_path: Path, change: Any)
     """Otherwise this image would get the key of a different one."""
     root = ours(tmp_path / "set", lambda rows: [rows[0], change(rows[1]), rows[2]])
     with pytest.raises(
-        DataDamagedError, match=says("record-byte-3", ..., "1", ..., "differs from its line in the")
+        DataDamagedError,
+        match=says("record-byte-3", ..., 1, ..., says("differs-line-table-samples")),
     ):
         read(root)
 

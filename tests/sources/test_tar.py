@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import random
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -221,22 +222,41 @@ def test_tar_may_be_empty_with_trailing_bytes() -> None:
     assert found_in(bytes(BLOCK) + b"what padding may hold") == []
 
 
+TRUNCATED = re.compile(
+    "|".join(
+        says(key).pattern
+        for key in ("member-needs-bytes-up-tar", "no-end-of-archive-block-tar-truncated")
+    )
+)
+BYTE = re.compile(r"^some\.tar: byte [\d,]+")
+OUTSIDE = says("member-points-outside-folder", BYTE)
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (make_one(kind=tarfile.SYMTYPE, linkname="/etc/passwd"), "is a symbolic link"),
-        (make_one(kind=tarfile.LNKTYPE, linkname="b"), "is a hard link"),
-        (make_one(kind=tarfile.CHRTYPE), "is a device"),
-        (make_one(kind=tarfile.BLKTYPE), "is a device"),
-        (make_one(kind=tarfile.FIFOTYPE), "is a pipe"),
-        (make_one(kind=b"S"), "is of unknown kind b'S'"),
-        (make_one(kind=tarfile.SYMTYPE, linkname="x" * 200), "unknown kind b'K'|symbolic link"),
-        (make_one("../x"), "points outside its folder"),
-        (make_one("a/../../x"), "points outside its folder"),
-        (make_one("a/.."), "points outside its folder"),
-        (make_one("/etc/passwd"), "points outside its folder"),
-        (make_one("/" + "d/" * 100 + "x"), "points outside its folder"),
-        (make_one("../folder", kind=tarfile.DIRTYPE), "points outside its folder"),
+        (
+            make_one(kind=tarfile.SYMTYPE, linkname="/etc/passwd"),
+            says("member", BYTE, ..., says("symbolic-link")),
+        ),
+        (
+            make_one(kind=tarfile.LNKTYPE, linkname="b"),
+            says("member", BYTE, ..., says("hard-link")),
+        ),
+        (make_one(kind=tarfile.CHRTYPE), says("member", BYTE, ..., "a device")),
+        (make_one(kind=tarfile.BLKTYPE), says("member", BYTE, ..., "a device")),
+        (make_one(kind=tarfile.FIFOTYPE), says("member", BYTE, ..., "a pipe")),
+        (make_one(kind=b"S"), says("member-unknown-kind", BYTE, ..., "b'S'")),
+        (
+            make_one(kind=tarfile.SYMTYPE, linkname="x" * 200),
+            says("member-unknown-kind", BYTE, ..., "b'K'"),
+        ),
+        (make_one("../x"), OUTSIDE),
+        (make_one("a/../../x"), OUTSIDE),
+        (make_one("a/.."), OUTSIDE),
+        (make_one("/etc/passwd"), OUTSIDE),
+        (make_one("/" + "d/" * 100 + "x"), OUTSIDE),
+        (make_one("../folder", kind=tarfile.DIRTYPE), OUTSIDE),
     ],
     ids=[
         "symlink",
@@ -254,8 +274,10 @@ def test_tar_may_be_empty_with_trailing_bytes() -> None:
         "folder-outside",
     ],
 )
-def test_members_that_imagenet_never_contains_are_refused(data: bytes, what: str) -> None:
-    with pytest.raises(SourceError, match=rf"^some\.tar: byte [\d,]+: member .*({what})"):
+def test_members_that_imagenet_never_contains_are_refused(
+    data: bytes, what: re.Pattern[str]
+) -> None:
+    with pytest.raises(SourceError, match=what):
         found_in(data)
 
 
@@ -271,7 +293,7 @@ def test_truncation_at_every_block_is_refused(tar_format: int) -> None:
         if length >= whole:
             assert found_in(sound[:length]) == expected_in(sound)
         else:
-            with pytest.raises(SourceError, match="truncated: download it again"):
+            with pytest.raises(SourceError, match=TRUNCATED):
                 found_in(sound[:length])
 
 
@@ -288,7 +310,7 @@ def test_file_that_shrinks_during_reading_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "some.tar"
     path.write_bytes(data[: 3 * BLOCK])
 
-    with pytest.raises(SourceError, match="truncated: download it again"):
+    with pytest.raises(SourceError, match=says("ends-byte-expected-least-archive", "some.tar")):
         found_in_file(path, len(data))
 
 

@@ -19,6 +19,7 @@ from imagenet_prep.storage import local_file
 from imagenet_prep.storage.dataset_store import stray_files
 from imagenet_prep.storage.folder import UNKNOWN_BYTES, LocalStore
 from imagenet_prep.storage.local_file import FolderSync, NoLocksError, complete_file, sync, try_lock
+from tests.kit.messages import says
 from tests.kit.system import System
 
 # Errors of file systems for an unsupported operation.
@@ -83,7 +84,7 @@ def test_missing_locks_are_refused_with_the_remedy(
     path.write_bytes(b"x")
     store = LocalStore(tmp_path)
     system.fails("flock", code)
-    remedy = r"Mount this file system with locks \(Lustre: -o flock"
+    remedy = says("cannot-lock-mount-file-system")
     with path.open() as file, pytest.raises(NoLocksError, match=remedy):
         try_lock(file.fileno(), path)
     with pytest.raises(NoLocksError, match=remedy), store.lock():

@@ -58,7 +58,7 @@ def test_file_is_read_completely_and_in_parts(folder: RemotePath) -> None:
             says(
                 "server-copy-archives-disk-first",
                 ...,
-                "cannot send parts of a file",
+                says("cannot-send-parts-file-no"),
                 "https://h/in",
             ),
         ),

@@ -10,6 +10,7 @@ from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.storage import remote
 from imagenet_prep.storage.remote import RetryBudget, TransientError
 from tests.kit.clock import Clock
+from tests.kit.messages import says
 
 
 def test_delays_double_up_to_a_minute_and_vary() -> None:
@@ -50,14 +51,14 @@ def test_server_may_request_a_longer_but_bounded_delay() -> None:
     budget.wait(TransientError("no", retry_after_s=100.0))
 
     assert clock.waits == [100.0]
-    with pytest.raises(IncompleteError, match="asks to wait 86,400 s"):
+    with pytest.raises(IncompleteError, match=says("asks-wait-s", 86_400)):
         budget.wait(TransientError("no", retry_after_s=86_400.0))
 
 
 def test_ending_run_does_not_wait() -> None:
     clock = Clock()
     clock.set()
-    with pytest.raises(IncompleteError, match="run is ending"):
+    with pytest.raises(IncompleteError, match=says("run-ending")):
         RetryBudget("x", 10, clock).wait(TransientError("no"))
 
 
@@ -74,7 +75,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     budget = RetryBudget("s3://b/x", 2, clock)
-    budget.wait(TransientError("no data arrived in time"))
+    budget.wait(TransientError("no data came"))
     budget.wait(TransientError("s3://b/x: the server answers 404.", retry_after_s=30.0))
     with pytest.raises(IncompleteError, match="^s3://b/x: no, given up after 3 failed"):
         budget.wait(TransientError("no"))
@@ -82,7 +83,7 @@ def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixtur
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        f"imagenet-prep: s3://b/x: no data arrived in time; retry 1 of 2 in {clock.waits[0]:.1f} s",
+        f"imagenet-prep: s3://b/x: no data came; retry 1 of 2 in {clock.waits[0]:.1f} s",
         "imagenet-prep: s3://b/x: the server answers 404; retry 2 of 2 in 30.0 s",
     ]
 

@@ -140,7 +140,7 @@ def test_range_that_was_not_requested_is_refused(
         ("409 QuotaExceeded", StoreError, says("free-some-space-bucket-raise")),
         ("403 AllAccessDisabled", StoreError, says("check-account-provider-storage")),
         ("507 Insufficient Storage", StoreError, says("free-some-space-bucket-raise")),
-        ("503 Slow Down", TransientError, says("server-answers", "503")),
+        ("503 Slow Down", TransientError, says("server-answers-2", 503)),
         ("403 InvalidAccessKeyId", StoreError, says("server-not-know-access-key")),
         ("403 SignatureDoesNotMatch", StoreError, says("server-not-know-access-key")),
         ("403 RequestTimeTooSkewed", StoreError, says("set-clock-machine")),
@@ -188,13 +188,13 @@ def test_only_access_denied_is_about_permissions(
 ) -> None:
     number, _, code = status.partition(" ")
     line = f"HTTP/1.1 {number} Refused"
-    lacks = "these credentials lack the permission"
+    lacks = says("check-aws-variables-aws-credentials")
     cases = [(error_of(code), code == "AccessDenied")]
     cases += [(body, number == "403") for body in (b"", error_of(""), b"<Error/>", b"no XML")]
     for body, expected in cases:
         with pytest.raises(StoreError) as caught:
             _ask(part, said(body, status=line), monkeypatch)
-        assert (lacks in str(caught.value)) == expected
+        assert bool(lacks.search(str(caught.value))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -131,8 +131,15 @@ def test_meta_mat_has_the_real_fields_and_shape(mini: Miniature) -> None:
     synsets = scipy.io.loadmat(io.BytesIO(data))["synsets"]
 
     assert synsets.shape == (11, 1)
-    assert " ".join(synsets.dtype.names) == (
-        "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    assert synsets.dtype.names == (
+        "ILSVRC2012_ID",
+        "WNID",
+        "words",
+        "gloss",
+        "num_children",
+        "children",
+        "wordnet_height",
+        "num_train_images",
     )
     assert synsets[0, 0]["ILSVRC2012_ID"].shape == (1, 1)
 

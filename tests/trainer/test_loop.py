@@ -22,7 +22,7 @@ from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
-from tests.kit.messages import says
+from tests.kit.messages import exactly, says
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.training import (
     NUM_VALIDATION,
@@ -127,17 +127,17 @@ def test_show_refuses_flags_without_meaning_for_a_run(
     held = command.run("show", shades, "--keys", "--splits", "validation").out.splitlines()[0]
     train(run, num_epochs=0.5)
     for flags, reason in (
-        (("--step", "4"), "no step 4; the last step in the log is 3"),
-        (("--keys",), "is a training run: expected --step, --key or --check"),
-        (("--key", "nothing"), "no image has the key nothing"),
+        (("--step", "4"), says("no-step-last-step-log", run, 4, 3)),
+        (("--keys",), says("training-run-expected-step-key", run)),
+        (("--key", "nothing"), says("no-image-key-keys-class", ..., "nothing")),
         (
             ("--key", held),
-            f"no step used {held}: the image is in validation, and the run read train.",
+            says("no-step-used-image-run", ..., held, "validation", "train"),
         ),
     ):
         done = command.run("show", run, *flags)
         assert (done.code, done.out) == (2, "")
-        assert reason in done.complaints
+        assert reason.search(done.complaints)
     assert command.run("show", tmp_path, "--check").code == 2
     noise = {"data_dir": None, "backend": "auto", "synthetic": True}
     train(tmp_path / "noise", **noise, num_batches=2, num_epochs=None)
@@ -287,11 +287,14 @@ def test_wrong_settings_are_refused_before_the_framework_starts(
 
     monkeypatch.setattr(loop, "connect", connect)
     for settings, said in (
-        ({"data_dir": "nowhere"}, "^nowhere: there is no such folder$"),
-        ({"data_dir": str(tmp_path)}, "no dataset.json"),
-        ({"batch_size": 68}, "not enough for one step of"),
-        ({"lr": 0.1}, "run holds a run with .*from scratch with --clear-log"),
-        ({"log_dir": str(tmp_path / "new"), "evaluate": True}, "no checkpoint to evaluate"),
+        ({"data_dir": "nowhere"}, says("no-such-folder-2", "nowhere")),
+        ({"data_dir": str(tmp_path)}, exactly("no dataset.json")),
+        ({"batch_size": 68}, says("not-enough-one-step-batch")),
+        ({"lr": 0.1}, re.compile("run holds a run with .*from scratch with --clear-log")),
+        (
+            {"log_dir": str(tmp_path / "new"), "evaluate": True},
+            says("no-checkpoint-evaluate-train-first", tmp_path / "new"),
+        ),
     ):
         with pytest.raises(UsageError, match=said):
             train(**{"log_dir": tmp_path / "run"} | settings)

@@ -154,7 +154,7 @@ def test_failed_uploads_are_retried_during_training(
             proxy.down = False
         return bool(says("mirror-upload-complete-after-retries").search("".join(said)))
 
-    wait_until(arrived, "the upload is complete")
+    wait_until(arrived, "the end of the upload")
     assert copy.close()
     assert objects(s3.client(), prefix) == {"train.jsonl": b"{}\n"}
 

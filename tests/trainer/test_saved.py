@@ -99,8 +99,8 @@ def test_foreign_output_files_are_refused_before_evaluation(
     mine.write_text("# mine\n")
     monkeypatch.setattr(evaluation, "evaluate", None)
     for flag, said in (
-        ("--predictions", "a file of predictions"),
-        ("--export", "a model of Keras"),
+        ("--predictions", says("file-predictions")),
+        ("--export", says("model-keras")),
     ):
         with pytest.raises(
             UsageError, match=says("not-not-replaced-choose-different", "bashrc", said)

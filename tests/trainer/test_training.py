@@ -29,7 +29,7 @@ from imagenet_prep.trainer.interface import Interface
 from tests.kit.installed import Installed
 from tests.kit.lengths import long_except
 from tests.kit.limits import Limits
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.system import System
 from tests.kit.training import (
     NUM_TRAIN,
@@ -81,9 +81,9 @@ def test_a_run_learns_and_prints_the_tutorials_table(trained: Path) -> None:
     assert lines[-3] == "Evaluating 22 images of validation"
     assert lines[1] == "1 rank x 8 images = 8 per step; 67 images, 4 classes, 8 steps per epoch"
     assert lines[3] == "JPEGs are decoded by tfdata on the CPU"
-    assert lines[4] == "  Step Epoch Speed   Loss  FinLoss   LR"
+    assert lines[4] == f"  {wording('step-epoch-speed-loss-finloss')}"
     row = re.compile(r" *\d+ +\d+\.\d +\d+\.\d +\d+\.\d{3} +\d+\.\d{3} \d\.\d{5}")
-    assert lines[-2] == "  step  epoch  top1    top5     loss   checkpoint_time(UTC)"
+    assert lines[-2] == f"  {wording('step-epoch-top1-top5-loss')}"
     table = lines[5:-4]
     assert [int(line.split()[0]) for line in table] == [0, 1, *range(4, LAST, 4)]
     assert all(row.fullmatch(line) for line in table)

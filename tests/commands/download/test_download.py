@@ -26,6 +26,7 @@ from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.http_server import serve
 from tests.kit.limits import Limits
+from tests.kit.messages import exactly, says
 
 Official = Callable[..., None]
 
@@ -42,7 +43,7 @@ def test_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
         parts = [(r.first, r.last) for r in server.reads(f"/{name}")]
         starts = range(0, len(data), MIB)
         assert sorted(parts) == [(s, min(s + MIB, len(data)) - 1) for s in starts]
-    assert "NOT the official archive" in result.out
+    assert says("not-official-archive").search(result.out)
     assert not list(tmp_path.glob(".work/*.partial"))
     assert not list(tmp_path.glob(".work/fetch-*"))
 
@@ -60,7 +61,7 @@ def test_planted_link_is_never_written_through(tmp_path: Path, planted: str) -> 
     for name, data in FILES.items():
         (source / name).write_bytes(data)
 
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         download.run(arguments(into, source, "--allow-other"))
     assert archives(home) == {"key": b"secret"}
     assert TRAIN not in archives(into)
@@ -106,7 +107,10 @@ def test_real_labels_are_verified_and_wrong_ones_refused(
     data = b"[[1], []]"
     with serve({"real.json": data}) as server:
         flags = ["--into", str(tmp_path), "--base-url", server.url, "--what", "real"]
-        with pytest.raises(SourceError, match=r"real\.json: 9 bytes, but the official .* 388,478"):
+        with pytest.raises(
+            SourceError,
+            match=says("bytes-official-archive-choose-different", "real.json", 9, 388_478),
+        ):
             download.run(flags)
         assert archives(tmp_path) == {}
         official({"real.json": data})
@@ -150,7 +154,7 @@ def test_existing_archives_are_verified_without_a_server(
     flags = arguments(tmp_path, "http://127.0.0.1:9")
     assert download.run(flags) == 0
     told = capsys.readouterr()
-    assert "nothing was left to download" in told.out
+    assert says("nothing-left-download").search(told.out)
     assert "md5: 3 of 3 tasks" in told.err
     proven = (tmp_path / ".work" / "proven.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["name"] for line in proven) == sorted(FILES)
@@ -161,7 +165,10 @@ def test_existing_archives_are_verified_without_a_server(
     touched = bytearray(FILES[VALIDATION])
     touched[0] ^= 1
     (tmp_path / VALIDATION).write_bytes(bytes(touched))
-    with pytest.raises(SourceError, match=rf"{VALIDATION}: md5 .*remove it"):
+    with pytest.raises(
+        SourceError,
+        match=says("md5-official-archive-file-damaged", VALIDATION, ..., ..., "remove it"),
+    ):
         download.run(flags)
 
 
@@ -183,7 +190,7 @@ def test_dry_run_sends_requests_but_writes_nothing(tmp_path: Path) -> None:
     for name in FILES:
         assert f"{name}: " in result.out
         assert server.reads(f"/{name}") == []
-    assert "nothing was written" in result.out
+    assert says("disk-download-free-dry-run", ..., ..., into).search(result.out)
     assert [archive["bytes"] for archive in machine.json["archives"]] == [
         len(data) for data in FILES.values()
     ]
@@ -201,20 +208,31 @@ def test_dry_run_sends_requests_but_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--what", "train,tests"], "train, validation, test, devkit, bbox, cifar10, mnist"),
-        (["--what", ""], "train, validation, test, devkit, bbox, cifar10, mnist"),
-        (["--what", "devkit,cifar10"], "archives of different datasets. Download each dataset"),
-        (["--what", "mnist,cifar10"], "archives of different datasets"),
-        (["--connections", "0"], "--connections 0: expected at least 1"),
-        (["--part-size", "0"], "--part-size 0: expected at least 1"),
-        (["--retries", "-1"], "--retries -1: expected at least 0"),
-        (["--timeout", "0"], "--timeout 0: expected at least 1"),
-        (["--base-url", "ftp://example.org/x"], "ftp:// is not supported"),
-        (["--base-url", "s3://"], "has no host or bucket"),
+        (
+            ["--what", "train,tests"],
+            exactly("train, validation, test, devkit, bbox, cifar10, mnist"),
+        ),
+        (["--what", ""], exactly("train, validation, test, devkit, bbox, cifar10, mnist")),
+        (
+            ["--what", "devkit,cifar10"],
+            says("what-archives-different-datasets-download", "devkit,cifar10"),
+        ),
+        (
+            ["--what", "mnist,cifar10"],
+            says("what-archives-different-datasets-download", "mnist,cifar10"),
+        ),
+        (["--connections", "0"], exactly("--connections 0: expected at least 1")),
+        (["--part-size", "0"], exactly("--part-size 0: expected at least 1")),
+        (["--retries", "-1"], exactly("--retries -1: expected at least 0")),
+        (["--timeout", "0"], exactly("--timeout 0: expected at least 1")),
+        (["--base-url", "ftp://example.org/x"], says("not-supported-use-http-s", "ftp")),
+        (["--base-url", "s3://"], says("address-no-host-bucket")),
     ],
 )
-def test_impossible_settings_are_usage_errors(tmp_path: Path, flags: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+def test_impossible_settings_are_usage_errors(
+    tmp_path: Path, flags: list[str], said: re.Pattern[str]
+) -> None:
+    with pytest.raises(UsageError, match=said):
         download.run(["--into", str(tmp_path), *flags])
 
 

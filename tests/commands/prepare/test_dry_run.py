@@ -52,7 +52,9 @@ def test_output_inside_the_source_is_refused(photos: Path, more: tuple[str, ...]
     before = stamps(photos)
     itself = prepare(photos, photos, *more)
     assert itself.code == 2
-    assert says("out-source-itself", photos, "The source is never changed").search(itself.err)
+    assert says("out-source-itself", photos, says("source-never-changed-choose-different")).search(
+        itself.err
+    )
     inside = prepare(photos, photos / "set", *more)
     assert inside.code == 2
     assert says("out-inside-among-images-source", ..., photos).search(inside.err)

@@ -17,7 +17,7 @@ from tests.kit.photographs import photograph
 
 EMPTY_JFIF = b"\xff\xe0\0\x07JFIF\0"
 TEXT = b"Hello world, this text follows the picture.\n" * 20
-ADVICE = "resize or adopt --rewrite encodes it again"
+ADVICE = says("resize-adopt-rewrite-encodes-again")
 
 
 def refused(seed: int) -> bytes:
@@ -75,12 +75,12 @@ def test_all_verbs_report_a_refused_image(existing: Path) -> None:
 
     verified = command.run("verify", existing, "--level", "decode")
     assert verified.code == 3
-    assert verified.err.count(ADVICE) + verified.out.count(ADVICE) >= 2
+    assert len(ADVICE.findall(verified.err)) + len(ADVICE.findall(verified.out)) >= 2
     reported = command.run("report", existing, "--out", existing.with_name("page.html"))
     assert reported.code == 0
-    assert existing.with_name("page.html").read_text().count(ADVICE) >= 2
+    assert len(ADVICE.findall(existing.with_name("page.html").read_text())) >= 2
     found = command.run("duplicates", existing, "--out", existing.with_name("found"))
-    assert (found.code, (found.err + found.out).count(ADVICE) >= 2) == (3, True)
+    assert (found.code, len(ADVICE.findall(found.err + found.out)) >= 2) == (3, True)
 
     resized = command.run("resize", existing, "-o", out, "--keep-original")
     assert (resized.code, "repaired: 2 (2 header)" in resized.out) == (0, True), resized.err

@@ -15,7 +15,7 @@ from imagenet_prep import report
 from tests.kit import command
 from tests.kit.dataset import split_records
 from tests.kit.layouts import write
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 from tests.kit.photographs import exif, photograph, pixels
 
 JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
@@ -183,7 +183,7 @@ def test_excluded_photographs_have_quarantine_lines(photos: Path, tmp_path: Path
         "class_index": 0,
         "action": "excluded",
         "reason": "listed",
-        "detail": "the list of --exclude has it",
+        "detail": wording("list-exclude"),
         "split": "train",
         "source_sha256": hashlib.sha256(FILES["cats/2021/IMG_1.jpg"]).hexdigest(),
     }

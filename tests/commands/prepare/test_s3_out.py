@@ -17,6 +17,7 @@ from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from imagenet_prep.storage.store import open_store
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import (
@@ -214,7 +215,7 @@ def test_second_run_of_one_machine_is_refused(
 
     assert second.code == BusyError.exit_code, second
     owner = f"pid {os.getpid()} on "
-    assert f"s3://{BUCKET}/busy is being written by a different run ({owner}" in second.err
+    assert says("being-written-different-run-wait", f"s3://{BUCKET}/busy", owner).search(second.err)
 
 
 @pytest.mark.usefixtures("finished")
@@ -231,7 +232,7 @@ def test_different_settings_are_refused(
     s3.client().put_object(Bucket=BUCKET, Key="taken/train-of-somebody", Body=b"x")
     taken = machine.prepare(reference.source, "taken", *SETTINGS)
     assert taken.code == 2, taken
-    assert "already contains train-of-somebody" in taken.err
+    assert says("already-contains-run-not-write", ..., "train-of-somebody").search(taken.err)
     assert set(objects(s3.client(), "taken")) == {"train-of-somebody"}
 
 
@@ -245,8 +246,8 @@ def test_missing_bucket_and_wrong_secret_are_reported(
     )
 
     assert (absent.code, wrong.code) == (1, 1), (absent, wrong)
-    assert "s3://nobodys/set/: the server answers 404 NoSuchBucket" in absent.err
-    assert "the server answers 403" in wrong.err
+    assert says("server-answers-2", 404, "NoSuchBucket", on="s3://nobodys/set/:").search(absent.err)
+    assert says("server-answers-2", 403).search(wrong.err)
     assert "planted-secret" not in wrong.out + wrong.err
     assert machine.files == []
 
@@ -294,7 +295,9 @@ def test_ranges_of_a_file_share_one_signature(
     remote._signed["x y%"] = signed._replace(headers={}, until=0)
     assert read(7, 100, stat) == bytes(range(7, 107))
     assert operations == ["before-send.s3.GetObject"] * 2
-    with pytest.raises(IncompleteError, match="ranges/x y%: it has changed"):
+    with pytest.raises(
+        IncompleteError, match=says("changed-since-run-began-address", "ranges/x y%")
+    ):
         read(7, 100, stat._replace(validator='"other"'))
     with pytest.raises(TransientError, match="expected 'bytes 7-106/257'"):
         read(7, 100, stat._replace(size=257))

@@ -13,6 +13,7 @@ from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts
 from tests.kit.lengths import long_except
+from tests.kit.messages import says, wording
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server
 
@@ -55,7 +56,7 @@ def test_hosts_get_their_parts_and_damage_is_repaired(
     assert checked.code == 0, checked
     verified = command.run("verify", hosts.replica("node-3"), "--level", "manifest")
     assert verified.code == 0, verified
-    assert f"(part 2 of 3, copies: {copies})" in verified.out
+    assert f"({wording('part-copies', 2, 3, copies)})" in verified.out
 
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
@@ -93,7 +94,7 @@ def test_folder_with_a_different_part_is_refused_unchanged(
         "replicate", dataset, "--to", tmp_path / "whole", *PARTITION, "--part=0/4"
     )
     assert refused.code == 2
-    assert "that are not in part 0 of 4" in refused.err
+    assert says("files-readers-would-read-not", ..., "part 0 of 4").search(refused.err)
     assert contents(tmp_path / "whole") == contents(dataset)
 
 
@@ -103,7 +104,9 @@ def test_part_cannot_be_replicated_as_a_dataset(dataset: Path, tmp_path: Path) -
     refused = command.run("replicate", tmp_path / "part", "--to", tmp_path / "more")
 
     assert refused.code == 2
-    assert "is part 0 of 2, copies: 1, but this command needs the complete dataset." in refused.err
+    assert says("command-needs-complete-dataset-use", ..., "part 0 of 2, copies: 1").search(
+        refused.err
+    )
 
 
 def test_too_many_copies_and_leaders_folder_are_refused(
@@ -111,14 +114,14 @@ def test_too_many_copies_and_leaders_folder_are_refused(
 ) -> None:
     many = hosts.run(dataset, *PARTITION, "--copies", "5")
     assert many.code == 2
-    assert "--copies 5 on 4 hosts: 5 copies: expected 1 to 4" in many.err
+    assert says("copies-hosts", 5, 4, says("copies-expected-1-nodes", 5, 4)).search(many.err)
 
     (tmp_path / "hosts.txt").write_text("localhost slots=8\nnode-3 slots=8\n")
     whole = contents(dataset)
     target = f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
     own = command.run("replicate", dataset, "--to", target, *PARTITION, env=hosts.environment)
     assert own.code == 2, own
-    assert "replicate does not change to part 0 of 2" in own.out
+    assert says("original-dataset-replicate-not-change", ..., "part 0 of 2").search(own.out)
     assert contents(dataset) == whole
 
 

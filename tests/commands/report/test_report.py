@@ -30,7 +30,7 @@ from tests.kit.columns import make_column
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
 from tests.kit.hostile import manifests
-from tests.kit.messages import says
+from tests.kit.messages import says, wording
 
 Report = Callable[..., str]
 
@@ -136,7 +136,7 @@ def test_page_shows_figures_of_training_if_given(
     page = written(small.out, "--training", training)
 
     assert "8 ranks: 720.0 images/s" in page
-    for panel in ("hours for 90 epochs", "share", "lost to communication"):
+    for panel in (wording("hours-90-epochs"), "share", wording("lost-communication")):
         assert f"{panel}</text>" in page
     assert '<td class="number">90.0</td>' in page
     assert page.count('href="#training"') == 1

@@ -305,7 +305,7 @@ SCENES: dict[str, Scene] = {
     "class tars": _source(
         _class_tars(whole=False), {"class tar": "winter21_whole/*.tar"}, *_HOLDOUT
     ),
-    "whole tar": _source(_class_tars(whole=True), {"tar of class tars": "*.tar"}, *_HOLDOUT),
+    "whole tar": _source(_class_tars(whole=True), {"outer tar": "*.tar"}, *_HOLDOUT),
     "parquet": _source(
         lambda stage: layouts.make_parquet(
             stage.mini, stage.arena.given / "source", *_names(stage.mini), num_files=1

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
-import simplejpeg
 from PIL import Image
 
 from benchmarks import measure
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PORTABLE, Policy
 from imagenet_prep.codec.transform import prove_stored, transform
+from tests.kit.codec import jpegs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     # (source bytes, the same image downscaled beforehand) -> stored bytes
     Method = Callable[[bytes, NDArray[np.uint8]], bytes]
 
-FLOOR = "floor: simplejpeg decode + encode, no resize"
+FLOOR = "floor: libjpeg-turbo decode + encode, no resize"
 OURS = "ours: codec.transform, resize"
 OURS_PORTABLE = "ours: --codec portable"
 DECODE = "ours: pass-through, --check decode"
@@ -51,16 +51,16 @@ def methods(short_side: int) -> dict[str, Method]:
     """Returns the measured methods by the name of their row."""
 
     def floor(data: bytes, shrunk: NDArray[np.uint8]) -> bytes:
-        simplejpeg.decode_jpeg(data, "RGB")
-        return bytes(simplejpeg.encode_jpeg(shrunk, QUALITY, "RGB", "420"))
+        jpegs.decode_strictly(data)
+        return jpegs.encode(shrunk, QUALITY, "420")
 
     def ours(data: bytes, _: NDArray[np.uint8], policy: Policy) -> bytes:
         return transform(data, policy).encoded
 
     def inter_area(data: bytes, shrunk: NDArray[np.uint8]) -> bytes:
-        pixels = simplejpeg.decode_jpeg(data, "RGB")
+        pixels = jpegs.decode_strictly(data)
         pixels = cv2.resize(pixels, shrunk.shape[1::-1], interpolation=cv2.INTER_AREA)
-        return bytes(simplejpeg.encode_jpeg(pixels, QUALITY, "RGB", "420"))
+        return jpegs.encode(pixels, QUALITY, "420")
 
     def pillow(data: bytes, shrunk: NDArray[np.uint8], kernel: Image.Resampling) -> bytes:
         buffer = io.BytesIO()
@@ -74,7 +74,7 @@ def methods(short_side: int) -> dict[str, Method]:
         FLOOR: floor,
         OURS: partial(ours, policy=Policy(short_side, QUALITY)),
         OURS_PORTABLE: partial(ours, policy=Policy(short_side, QUALITY, codec=PORTABLE)),
-        "simplejpeg, OpenCV INTER_AREA": inter_area,
+        "libjpeg-turbo, OpenCV INTER_AREA": inter_area,
         **{f"Pillow {k}": partial(pillow, kernel=Image.Resampling[k]) for k in kernels},
         DECODE: partial(ours, policy=Policy(None, QUALITY)),
         HEADER: partial(ours, policy=Policy(None, QUALITY, CHECK_HEADER)),
@@ -83,7 +83,7 @@ def methods(short_side: int) -> dict[str, Method]:
 
 def reference(data: bytes, short_side: int) -> NDArray[np.float32]:
     """Returns the image downscaled by a Lanczos filter in floating point, without rounding."""
-    pixels = simplejpeg.decode_jpeg(data, "RGB").astype(np.float32)
+    pixels = jpegs.decode_strictly(data).astype(np.float32)
     height, width = Policy(short_side).resized(*pixels.shape[:2])
     planes = [
         np.asarray(
@@ -97,7 +97,7 @@ def reference(data: bytes, short_side: int) -> NDArray[np.float32]:
 
 def psnr(encoded: bytes, expected: NDArray[np.float32]) -> float:
     """Returns the PSNR of the stored pixels in dB."""
-    error = simplejpeg.decode_jpeg(encoded, "RGB").astype(np.float64) - expected
+    error = jpegs.decode_strictly(encoded).astype(np.float64) - expected
     return 10 * math.log10(255**2 / float(np.mean(error**2)))
 
 
@@ -150,11 +150,11 @@ def decoding() -> dict[str, Callable[[bytes], object]]:
         assert planes.Look(height, width, planes.BYTES, kernel).decode(data, None, to)
 
     def halved(data: bytes) -> None:
-        height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        height, width = jpegs.size(data)
         look(data, height // 4, width // 4, planes.LINEAR)
 
     def prove(data: bytes) -> None:
-        prove_stored(data, *simplejpeg.decode_jpeg_header(data)[:2])
+        prove_stored(data, *jpegs.size(data))
 
     return {
         "check, as verify does it": prove,
@@ -256,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         archive[m.offset : m.offset + m.size] for m in measure.members(root / measure.TRAIN_ARCHIVE)
     ]
     # Without the 3 % of 1600 x 1200 and more: libjpeg's scaled decoding beats the floor there.
-    images = [d for d in images if max(simplejpeg.decode_jpeg_header(d)[:2]) <= max(size)]
+    images = [d for d in images if max(jpegs.size(d)) <= max(size)]
     results = measure_codec(images, args.short_side, args.rounds)
     kilobytes = sum(map(len, images)) / len(images) / 1000
     title = (

@@ -26,7 +26,7 @@ from benchmarks import measure
 
 # DALI for CUDA 13 and its imports, and the requirements of our reader that PyTorch lacks.
 PACKAGES = ["nvidia-dali-cuda130==2.4.*", "nvidia-nvimgcodec-cu13==0.9.*", "nvidia-nvjpeg==13.*"]
-PACKAGES += ["optree", "astunparse", "gast", "crc32c", "simplejpeg"]
+PACKAGES += ["optree", "astunparse", "gast", "crc32c"]
 _GLIBC = ("_2_28", "_2_27", "_2_17", "2014", "1")
 # Headers, tools, and extensions that decode no JPEG.
 _NEEDLESS = (

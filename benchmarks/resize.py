@@ -190,11 +190,12 @@ def _floor(shards, _out, short_side, ready, start, counts) -> None:
     """Decodes and encodes without writing; encodes images that were resized beforehand."""
     import cv2
     import numpy as np
-    import simplejpeg
+
+    from tests.kit.codec import jpegs
 
     arrays = []
     for data in _images(shards[0]):
-        pixels = simplejpeg.decode_jpeg(data, "RGB")
+        pixels = jpegs.decode_strictly(data)
         factor = min(1.0, short_side / min(pixels.shape[:2]))
         height, width = (max(1, round(side * factor)) for side in pixels.shape[:2])
         shrunk = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
@@ -206,8 +207,8 @@ def _floor(shards, _out, short_side, ready, start, counts) -> None:
     count = 0
     for shard in shards:
         for data in _images(shard):
-            simplejpeg.decode_jpeg(data, "RGB")
-            simplejpeg.encode_jpeg(arrays[count % len(arrays)], QUALITY, "RGB", "420")
+            jpegs.decode_strictly(data)
+            jpegs.encode(arrays[count % len(arrays)], QUALITY, "420")
             count += 1
     counts.put(count)
 

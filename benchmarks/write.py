@@ -458,13 +458,14 @@ def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
     """Decodes and encodes without writing; encodes images that were resized beforehand."""
     import cv2
     import numpy as np
-    import simplejpeg
+
+    from tests.kit.codec import jpegs
 
     read = _reader(job.archive)
     assert job.short_side is not None
     arrays = []
     for member in job.members[:: max(1, len(job.members) // _FLOOR_ARRAYS)]:
-        pixels = simplejpeg.decode_jpeg(read(member), "RGB")
+        pixels = jpegs.decode_strictly(read(member))
         factor = job.short_side / min(pixels.shape[:2])
         height, width = (max(1, round(side * factor)) for side in pixels.shape[:2])
         shrunk = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
@@ -472,8 +473,8 @@ def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
 
     def part(_: int, members: Sequence[Member]) -> None:
         for place, member in enumerate(members):
-            simplejpeg.decode_jpeg(read(member), "RGB")
-            simplejpeg.encode_jpeg(arrays[place % len(arrays)], QUALITY, "RGB", "420")
+            jpegs.decode_strictly(read(member))
+            jpegs.encode(arrays[place % len(arrays)], QUALITY, "420")
 
     return part, _nothing
 

@@ -148,8 +148,8 @@ class ResizeConfig(RunFlags):
 
 def resize(config: ResizeConfig) -> Json:
     """Resizes the images and returns the summary."""
+    from imagenet_prep.codec import planes
     from imagenet_prep.codec.policy import Policy
-    from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
@@ -174,7 +174,7 @@ def resize(config: ResizeConfig) -> Json:
         orientation=config.orientation or NEUTRAL,
     )
     if not config.keep_original:
-        require(policy)
+        planes.require()
     exclude = None
     if config.exclude is not None:
         exclude = read_exclusions(config.exclude, allows_unknown=config.allow_unknown)

@@ -1,9 +1,9 @@
 """Runs decoders of other projects in child processes with few rights (the cage).
 
-Only decoder.c reads images in this process. Functions of this package that need Pillow, libjpeg or
-simplejpeg first call `require_cage`. Outside the cage, it raises OutsideError, and the caller sends
-the same image to a child process, which runs the same function (caged.py). A child that dies or
-exceeds a limit makes one bad image, and the next image gets a new child.
+Only decoder.c reads images in this process. Functions of this package that need Pillow or libjpeg
+first call `require_cage`. Outside the cage, it raises OutsideError, and the caller sends the same
+image to a child process, which runs the same function (caged.py). A child that dies or exceeds a
+limit makes one bad image, and the next image gets a new child.
 
 A child can open no file or socket (core/confinement). It may use LIGHT_BYTES of memory. If that is
 not enough, it gets HEAVY_BYTES, but at most half of the workers do this at a time (core/limits).

@@ -130,8 +130,6 @@ def _used_bytes() -> int:
 def _load_decoders() -> None:
     """Imports all decoders, and makes each decode a picture, since the cage cannot open files."""
     planes.is_available()
-    with contextlib.suppress(ImportError):
-        import simplejpeg  # noqa: F401 - only some functions need it
     Image.init()
     if formats.is_readable(formats.HEIC):
         opening.allow_heic()

@@ -1,7 +1,7 @@
 """Decides from libjpeg's warnings whether a JPEG has lost pixels.
 
-simplejpeg only reports the first warning. If there is one, libjpeg decodes the file again to list
-all warnings. Pillow itself ignores warnings.
+The first warning of libjpeg ends decoding. libjpeg then decodes the file again to list all
+warnings. Pillow itself ignores warnings.
 
 Bytes that no scan uses are harmless only if the picture is complete without them. So they are cut
 off, and libjpeg must decode the rest without a warning. Bytes that look like image data are never
@@ -81,13 +81,10 @@ def refuse_translated(data: bytes) -> None:
 def repaired(data: bytes, frame: jpeg.JpegFrame, complaint: str = "") -> tuple[str | None, bytes]:
     """Returns the reason to repair a JPEG, or None, and its picture without bytes behind it.
 
-    `frame` is from `jpeg.refuse_bombs`; `complaint` is simplejpeg's warning. Raises BadImageError
-    if pixels are lost.
+    `frame` is from `jpeg.refuse_bombs`; `complaint` is libjpeg's first warning, if it is known.
+    Raises BadImageError if pixels are lost.
     """
     cage.require_cage()
-    if not planes.is_available():
-        is_short = "Premature end of JPEG file" in complaint
-        raise BadImageError(_TRUNCATED if is_short else _CORRUPT, complaint)
     found = _found(data)
     found.pop(_SCANS_MISSING, None)  # such a JPEG only has less detail
     harmful = _harmful(found)

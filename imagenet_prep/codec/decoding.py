@@ -83,7 +83,7 @@ def size(data: bytes) -> tuple[int, int]:
         frame = opening.header(data)
         if frame is not None:
             return frame.width, frame.height
-    except cage.OutsideError:
+    except (cage.OutsideError, planes.CodecUnavailableError):
         pass
     return cage.run("size", tuple[int, int], data)[0]
 

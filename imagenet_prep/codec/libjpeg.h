@@ -13,8 +13,10 @@
 
 enum { LIBJPEG_VERSION = 62 };
 
-enum { COLORS_GREY = 1, COLORS_YCBCR = 3 };
-enum { DCT_ACCURATE = 0 }; /* uses integers, so it is the same on every processor */
+enum { COLORS_GREY = 1, COLORS_RGB = 2, COLORS_YCBCR = 3, COLORS_CMYK = 4, COLORS_YCCK = 5 };
+enum { COLORS_EXTENDED_RGB = 6 }; /* RGB in libjpeg-turbo's order of bytes, whatever its build */
+/* Both use integers, so they are the same on every processor. */
+enum { DCT_ACCURATE = 0, DCT_FAST = 1 };
 enum { ERROR_OUT_OF_MEMORY = 54, WARNING_EXTRANEOUS = 116, ERROR_TEXT_BYTES = 200 };
 
 typedef uint8_t **sample_rows;
@@ -112,11 +114,13 @@ struct compress {
   struct destination *destination;
   unsigned image_width, image_height;
   int input_components, input_colors;
-  uint8_t unused_a[256 - 64];
+  uint8_t unused_a[88 - 64];
+  component *components;
+  uint8_t unused_b[256 - 96];
   int planes_in;
-  uint8_t unused_b[276 - 260];
+  uint8_t unused_c[276 - 260];
   int dct;
-  uint8_t unused_c[520 - 280];
+  uint8_t unused_d[520 - 280];
 };
 
 /* The library's functions, in the order in which the caller of planes_new passes them. */
@@ -135,6 +139,7 @@ typedef struct {
   void (*set_defaults)(struct compress *);
   void (*set_quality)(struct compress *, int quality, int force_baseline);
   void (*start_compress)(struct compress *, int write_all_tables);
+  unsigned (*write_scanlines)(struct compress *, sample_rows rows, unsigned num_rows);
   unsigned (*write_raw_data)(struct compress *, sample_rows *planes, unsigned num_rows);
   void (*finish_compress)(struct compress *);
 } libjpeg;
@@ -154,6 +159,7 @@ _Static_assert(offsetof(struct decompress, num_mcu_rows) == 420, "total_iMCU_row
 _Static_assert(offsetof(struct decompress, missing_bits) == 192, "coef_bits");
 _Static_assert(offsetof(struct decompress, num_in_scan) == 432, "comps_in_scan");
 _Static_assert(offsetof(struct decompress, in_scan) == 440, "cur_comp_info");
+_Static_assert(offsetof(struct compress, components) == 88, "comp_info");
 _Static_assert(offsetof(struct compress, dct) == 276, "dct_method");
 
 #endif

@@ -1,7 +1,7 @@
-"""Opens images with Pillow or simplejpeg, and estimates their memory; no other module opens them.
+"""Opens images with Pillow or libjpeg, and estimates their memory; no other module opens them.
 
 The size in the header is checked before a decoder allocates memory. Downscaling is requested only
-for JPEG frame types that support it; for others, libjpeg-turbo may write outside the buffer.
+for JPEG frame types that support it; libjpeg decodes others at full size, which planes.c refuses.
 
 Images that need more than cage.LIGHT_BYTES are decoded one at a time (`core/limits`). So a command
 on two cores needs about 1.2 GB: 150 MB for itself, and memory for one light and one heavy image.
@@ -102,8 +102,9 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _EXIF_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0")
 _MAX_TEXT = 1 << 16
-# libjpeg's names for the files that decoder.c accepts, by their number of components.
-_COLORSPACES = {1: "Gray", 3: "YCbCr"}
+# Scales for decoding smaller, in eighths of the size.
+_SCALES = (1, 2, 3, 4)
+_FULL_SIZE = 8
 # Key in the `info` of a 16-bit image, for the scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
 _BAND_PIXELS = 1 << 20
@@ -122,33 +123,25 @@ _PILLOW_PARSES = re.compile(
 
 
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.JpegFrame | None:
-    """Returns the header of a JPEG, or None for other formats; BadImageError if it is damaged."""
+    """Returns the header of a JPEG, or None for other formats.
+
+    Raises BadImageError if it is damaged, OutsideError if only libjpeg reads it, and
+    CodecUnavailableError.
+    """
     if not data:
         raise BadImageError("empty", "zero bytes")
     frame = _frame(data, max_pixels)
     if not data.startswith(jpeg.SOI):
         return None
-    if frame is not None:
-        found = planes.opened(data)
-        if found is not None:
-            height, width, components = found
-            _refuse_other_size(frame, (width, height))
-            return frame._replace(colorspace=_COLORSPACES[components])
-    cage.require_cage()
-    import simplejpeg
-
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError) as error:
-        # simplejpeg raises KeyError for a colour space or subsampling that it does not know.
-        if not planes.is_available():
-            raise BadImageError("undecodable", f"JPEG header: {error}") from error
+    read = planes.allowed_here().header(data)
+    if read is None:
         with opened(data, max_pixels, ("JPEG",), damaged=True) as image:
             colorspace = {"L": "Gray", "RGB": "YCbCr"}.get(image.mode, image.mode)
             if frame is None:
                 return None
             repair, _ = damage.repaired(data, frame)
             return frame._replace(colorspace=colorspace, repair=repair or "sampling")
+    height, width, colorspace = read
     _refuse_other_size(frame, (width, height))
     return frame._replace(colorspace=colorspace) if frame else None
 
@@ -202,18 +195,44 @@ def _refuse_other_size(frame: jpeg.JpegFrame | None, size: tuple[int, int]) -> N
 
 
 def decode_jpeg(
-    data: bytes, frame: jpeg.JpegFrame, colorspace: str, *, strict: bool = True, **at_least: int
+    data: bytes, frame: jpeg.JpegFrame, height: int, width: int, *, strict: bool = True
 ) -> Pixels:
-    """Returns the pixels [height, width, channels] of a JPEG; ValueError if it is damaged.
+    """Returns the RGB pixels [>= height, >= width, 3] of a JPEG; ValueError if it is damaged.
 
-    If the frame type supports downscaling, `at_least` (min_height, ...) is passed to simplejpeg.
+    If the frame type supports downscaling, it is decoded to at most half of its size, if that is
+    not below `height` and `width`.
     """
     cage.require_cage()
-    import simplejpeg
+    eighths = _eighths(frame, height, width)
+    size = _scaled(frame, eighths)
+    return planes.allowed_here().pixels(data, *size, eighths, strict=strict)
 
-    size = at_least if frame.can_be_scaled else {}
-    pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace, strict=strict, **size)
-    return pixels
+
+def read_jpeg(data: bytes, frame: jpeg.JpegFrame) -> None:
+    """Reads a JPEG to its end; ValueError if it is damaged."""
+    cage.require_cage()
+    # Decoding to grey at 1/8 size reads all entropy-coded data, in half the time.
+    eighths = min(_SCALES) if frame.can_be_scaled else _FULL_SIZE
+    planes.allowed_here().read_through(data, *_scaled(frame, eighths), eighths)
+
+
+def _scaled(frame: jpeg.JpegFrame, eighths: int) -> tuple[int, int]:
+    """Returns (height, width) after decoding at a scale."""
+    return -(-frame.height * eighths // 8), -(-frame.width * eighths // 8)
+
+
+def _eighths(frame: jpeg.JpegFrame, height: int, width: int) -> int:
+    """Returns the least scale that gives height x width pixels or more, or all pixels."""
+    if not frame.can_be_scaled:
+        return _FULL_SIZE
+    least = min(height, frame.height), min(width, frame.width)
+    for eighths in _SCALES:
+        size = _scaled(frame, eighths)
+        if size[0] >= least[0] and size[1] >= least[1]:
+            # As TurboJPEG, take the largest of the scales that give the same size.
+            scales = range(eighths, _FULL_SIZE + 1)
+            return max(scale for scale in scales if _scaled(frame, scale) == size)
+    return _FULL_SIZE
 
 
 @contextlib.contextmanager

@@ -75,6 +75,7 @@ typedef struct {
   squarer square;
   size_t jpeg_bytes;
   uint8_t *noted; /* whether a warning was noted, by its code; NULL: a warning ends an image */
+  int ignores_warnings;
   const uint8_t *file, *file_end; /* the file whose warnings are noted */
   unsigned seen_components; /* a bit for each component in the scans of this file */
 } workspace;
@@ -166,8 +167,9 @@ static void note(workspace *w, jpeg_object *object) {
 
 static void on_message(jpeg_object *object, int level) {
   workspace *w = object->owner;
-  if (level < 0 && w->noted) note(w, object);
-  else if (level < 0) on_error(object);
+  if (level >= 0 || w->ignores_warnings) return;
+  if (w->noted) note(w, object);
+  else on_error(object);
 }
 
 static void on_output(jpeg_object *object) { (void)object; }
@@ -441,6 +443,7 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
 
 static void read_header(workspace *w, const uint8_t *data, size_t size) {
   struct decompress *d = &w->in;
+  if (w->only_own) give_up(w, NOT_OURS, "decoder.c does not accept this file");
   /* Create a new object for each image. Otherwise, an image without tables would be decoded with
    * the tables of the image before. */
   w->api.create_decompress(d, LIBJPEG_VERSION, sizeof *d);
@@ -527,7 +530,6 @@ static void read_planes(workspace *w, planes_of_image *p, int whole) {
 static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, const request *r,
                               planes_of_image *p) {
   struct decompress *d = &w->in;
-  if (w->only_own) give_up(w, NOT_OURS, "decoder.c does not accept this file");
   begin_decoding(w, data, size);
   int rows = (int)d->image_height, columns = (int)d->image_width;
   if ((int64_t)rows * columns > r->max_pixels) give_up(w, DECLINED, "too many pixels");
@@ -670,18 +672,25 @@ static void repeat_edges(const plane *p, int width, int height) {
     memcpy(p->samples + y * p->stride, p->samples + (p->height - 1) * p->stride, (size_t)width);
 }
 
-static void encode_by_libjpeg(workspace *w, const plane *planes, int quality) {
+static struct compress *begin_encoding(workspace *w, int height, int width, int colors,
+                                       int quality) {
   struct compress *c = &w->out;
-  int height = planes[0].height, width = planes[0].width;
+  room(w, &w->jpeg, (size_t)height * (size_t)width / 2);
   w->api.create_compress(c, LIBJPEG_VERSION, sizeof *c);
   c->common.owner = w;
   c->destination = &w->destination;
   c->image_width = (unsigned)width;
   c->image_height = (unsigned)height;
   c->input_components = 3;
-  c->input_colors = COLORS_YCBCR;
+  c->input_colors = colors;
   w->api.set_defaults(c);
   w->api.set_quality(c, quality, 1);
+  return c;
+}
+
+static void encode_by_libjpeg(workspace *w, const plane *planes, int quality) {
+  int height = planes[0].height, width = planes[0].width;
+  struct compress *c = begin_encoding(w, height, width, COLORS_YCBCR, quality);
   c->dct = DCT_ACCURATE;
   c->planes_in = 1;
   w->api.start_compress(c, 1);
@@ -712,8 +721,8 @@ static void encode(workspace *w, const plane *planes, int quality) {
   for (int i = 0; i < 3; i++)
     repeat_edges(&planes[i], (int)round_up(width, 16) / (i ? 2 : 1),
                  (int)round_up(height, 16) / (i ? 2 : 1));
-  room(w, &w->jpeg, (size_t)height * (size_t)width / 2);
   if (w->encoder && encoder_knows(w->encoder, quality)) {
+    room(w, &w->jpeg, (size_t)height * (size_t)width / 2);
     encode_ourselves(w, planes);
     return;
   }
@@ -787,6 +796,7 @@ static void begin(workspace *w) {
   w->errors.emit_message = on_message;
   w->errors.output_message = on_output;
   w->status = DONE;
+  w->ignores_warnings = 0;
   w->message[0] = 0;
   w->jpeg_bytes = 0;
 }
@@ -894,25 +904,120 @@ EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
   return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
 }
 
-/* Whether TurboJPEG has a name for the sampling factors, such as 4:2:0. Other programs may not
- * read files with other factors. */
-static int is_named_sampling(const jpeg_frame *f) {
-  const jpeg_component *y = &f->components[0];
-  for (int i = 1; i < f->num_components; i++)
-    if (f->components[i].h_samp != 1 || f->components[i].v_samp != 1) return 0;
-  int is_wide = y->v_samp == 1 && (y->h_samp == 1 || y->h_samp == 2 || y->h_samp == 4);
-  return f->num_components == 1 || is_wide || (y->v_samp == 2 && y->h_samp <= 2);
+typedef struct { int h, v; } factors;
+
+static int are_equal(factors a, factors b) { return a.h == b.h && a.v == b.v; }
+
+/* Whether TurboJPEG has a name for the sampling factors of `num` components, such as 4:2:0. Other
+ * programs may not read files with other factors. A fourth component, black, is sampled as the
+ * first. */
+static int is_named_sampling(const factors *f, int num) {
+  enum { MOST_BLOCKS = 3 }; /* per component in an MCU, if three components have equal factors */
+  if (num == 1) return 1;
+  if (!are_equal(f[2], f[1]) || (num == 4 && !are_equal(f[3], f[0]))) return 0;
+  int is_wide = f[0].v == 1 && (f[0].h == 1 || f[0].h == 2 || f[0].h == 4);
+  if (are_equal(f[1], (factors){1, 1}) && (is_wide || (f[0].v == 2 && f[0].h <= 2))) return 1;
+  /* 4:2:2, 4:4:0 and 4:4:4 with other factors. */
+  if (are_equal(f[0], (factors){2, 2}) && f[1].h * f[1].v == 2) return 1;
+  return are_equal(f[1], f[0]) && f[0].h * f[0].v <= MOST_BLOCKS;
 }
 
-/* Reads the headers of a JPEG that decoder.c accepts, and writes its height, width and number of
- * components. DECLINED means that decoder.c does not accept these headers, or that the sampling
- * factors have no name. */
-EXPORT int planes_open(workspace *w, const uint8_t *data, size_t size, int *found) {
+/* Reads the headers of a JPEG, and writes its height, width and colors. Warnings of libjpeg are
+ * ignored. DECLINED means that the headers are damaged, or that the colors or the sampling factors
+ * have no name. */
+EXPORT int planes_header(workspace *w, const uint8_t *data, size_t size, int *found) {
+  factors all[4];
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
   const jpeg_frame *f = w->decoder ? decoder_open(w->decoder, data, size) : NULL;
-  if (!f || !is_named_sampling(f)) return DECLINED;
-  found[0] = f->height, found[1] = f->width, found[2] = f->num_components;
-  decoder_release(w->decoder, KEPT_BYTES);
-  return DONE;
+  if (f) {
+    for (int i = 0; i < f->num_components; i++)
+      all[i] = (factors){f->components[i].h_samp, f->components[i].v_samp};
+    if (!is_named_sampling(all, f->num_components)) give_up(w, DECLINED, "unknown sampling");
+    found[0] = f->height, found[1] = f->width;
+    found[2] = f->num_components == 1 ? COLORS_GREY : COLORS_YCBCR;
+    return end(w);
+  }
+  struct decompress *d = &w->in;
+  w->ignores_warnings = 1;
+  read_header(w, data, size);
+  if (d->file_colors < COLORS_GREY || d->file_colors > COLORS_YCCK)
+    give_up(w, DECLINED, "unknown colors");
+  for (int i = 0; i < d->num_components; i++)
+    all[i] = (factors){d->components[i].h_samp, d->components[i].v_samp};
+  if (!is_named_sampling(all, d->num_components)) give_up(w, DECLINED, "unknown sampling");
+  found[0] = (int)d->image_height, found[1] = (int)d->image_width, found[2] = d->file_colors;
+  return end(w);
+}
+
+/* Converts pixels from CMYK, which is inverted in files, to RGB. */
+static void write_rgb_of_cmyk(uint8_t *rgb, const uint8_t *cmyk, size_t num_pixels) {
+  for (size_t i = 0; i < num_pixels; i++)
+    for (int k = 0; k < 3; k++) {
+      int black = cmyk[4 * i + 3];
+      rgb[3 * i + k] = (uint8_t)(black - ((255 - cmyk[4 * i + k]) * black >> 8));
+    }
+}
+
+/* Decodes a JPEG of any kind at `eighths` / 8 of its size, and writes height x width RGB pixels.
+ * Another size has the status DECLINED. If `rgb` is NULL, the JPEG is only read to its end. With
+ * `ignores_damage`, warnings behind the headers are ignored. The pixels are those of TurboJPEG. */
+EXPORT int planes_pixels(workspace *w, const uint8_t *data, size_t size, int eighths, int height,
+                         int width, int ignores_damage, uint8_t *rgb) {
+  enum { ROWS = 4 };
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
+  struct decompress *d = &w->in;
+  read_header(w, data, size);
+  w->ignores_warnings = ignores_damage;
+  int has_black = d->file_colors == COLORS_CMYK || d->file_colors == COLORS_YCCK;
+  int colors = rgb ? COLORS_EXTENDED_RGB : COLORS_GREY;
+  d->output_colors = has_black ? COLORS_CMYK : colors;
+  d->scale_num = (unsigned)eighths;
+  d->scale_denom = 8;
+  d->dct = DCT_ACCURATE;
+  w->api.start_decompress(d);
+  if ((int)d->output_height != height || (int)d->output_width != width)
+    give_up(w, DECLINED, "an image of another size");
+  size_t row_bytes = (size_t)width * (size_t)d->output_components;
+  uint8_t *strip = room(w, &w->strip, ROWS * row_bytes);
+  while (d->output_row < d->output_height) {
+    uint8_t *to = rgb ? rgb + 3 * (size_t)width * d->output_row : NULL;
+    uint8_t *first = rgb && !has_black ? to : strip;
+    uint8_t *rows[ROWS];
+    for (int y = 0; y < ROWS; y++) rows[y] = first + (size_t)y * row_bytes;
+    unsigned left = d->output_height - d->output_row;
+    unsigned num = w->api.read_scanlines(d, rows, left < ROWS ? left : ROWS);
+    if (!num) give_up(w, DECLINED, "suspended");
+    if (rgb && has_black) write_rgb_of_cmyk(to, strip, num * (size_t)width);
+  }
+  w->api.finish_decompress(d);
+  return end(w);
+}
+
+/* Encodes height x width RGB pixels as TurboJPEG does by default. One chroma sample is stored for
+ * h_samp x v_samp pixels. The file is at planes_result. */
+EXPORT int planes_encode(workspace *w, const uint8_t *rgb, int height, int width, int quality,
+                         int h_samp, int v_samp) {
+  enum { LEAST_ACCURATE = 96, ROWS = 16 };
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
+  struct compress *c = begin_encoding(w, height, width, COLORS_EXTENDED_RGB, quality);
+  c->dct = quality >= LEAST_ACCURATE ? DCT_ACCURATE : DCT_FAST;
+  c->components[0].h_samp = h_samp;
+  c->components[0].v_samp = v_samp;
+  w->api.start_compress(c, 1);
+  for (int top = 0; top < height; top += ROWS) {
+    uint8_t *rows[ROWS];
+    int num = smaller(ROWS, height - top);
+    for (int y = 0; y < num; y++) rows[y] = (uint8_t *)rgb + (size_t)(top + y) * (size_t)width * 3;
+    w->api.write_scanlines(c, rows, (unsigned)num);
+  }
+  w->api.finish_compress(c);
+  return end(w);
 }
 
 /* Decodes a JPEG of any kind at full size, and writes libjpeg's warnings to planes_result. A

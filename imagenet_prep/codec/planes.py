@@ -2,7 +2,8 @@
 
 decoder.c decodes most files. libjpeg decodes rare JPEG types, and damaged files, since it can name
 the damage. Both decoders compute the same samples. With AVX2, encoder.c replaces libjpeg's encoder,
-and writes the same bytes. Calls release the GIL.
+and writes the same bytes. For the codec `portable`, libjpeg decodes to RGB and encodes RGB. Calls
+release the GIL.
 
 The libraries are loaded for the first image: see `load`, which takes libjpeg-turbo from Pillow's
 wheel.
@@ -50,6 +51,7 @@ _FUNCTIONS = (
     "jpeg_set_defaults",
     "jpeg_set_quality",
     "jpeg_start_compress",
+    "jpeg_write_scanlines",
     "jpeg_write_raw_data",
     "jpeg_finish_compress",
 )
@@ -59,13 +61,10 @@ _LEAST_VERSION = (3, 0)
 
 
 class CodecUnavailableError(UsageError):
-    """This machine cannot run the codec `planes`; `why` has the cause and the fix."""
+    """This machine cannot run the codecs; `why` has the cause and the fix."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(
-            f"--codec planes: {why}. Or use --codec portable, which is slower and produces "
-            "different bytes."
-        )
+        super().__init__(f"images cannot be converted or checked: {why}")
         self.why = why
 
 
@@ -102,7 +101,9 @@ _KERNEL = {
         ctypes.POINTER(PixelOutput),
     ),
     "planes_prove": (_NUMBER, *_IMAGE),
-    "planes_open": (_NUMBER, *_IMAGE, _POINTER),
+    "planes_header": (_NUMBER, *_IMAGE, _POINTER),
+    "planes_pixels": (_NUMBER, *_IMAGE, *[_NUMBER] * 4, _POINTER),
+    "planes_encode": (_NUMBER, _POINTER, _POINTER, *[_NUMBER] * 5),
     "planes_warnings": (_NUMBER, *_IMAGE, _PIXELS),
     "planes_means": (_NUMBER, *_IMAGE, _PIXELS, _POINTER),
     "planes_result": (_POINTER, _POINTER),
@@ -124,7 +125,7 @@ def load() -> Libraries:
     try:
         kernel = imports.load(_LIBRARY, **_KERNEL)
     except imports.NotCompiledError as error:
-        raise CodecUnavailableError(str(error).removesuffix(".")) from error
+        raise CodecUnavailableError(str(error)) from error
     libjpeg = _load_libjpeg()
     try:
         pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
@@ -177,6 +178,10 @@ LIBJPEG = "libjpeg"
 OWN = "own"
 ONLY_OWN = "only own"
 _JPEG = {LIBJPEG: 0, OWN: 1, ONLY_OWN: 2}
+# The colour spaces of libjpeg.h; their index is the number there, less one.
+COLORSPACES = ("Gray", "RGB", "YCbCr", "CMYK", "YCCK")
+# Pixels per chroma sample: across, and down.
+SAMPLINGS = {"444": (1, 1), "422": (2, 1), "420": (2, 2), "440": (1, 2), "411": (4, 1)}
 # Pixel types; the index is `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
 # The structure `job` in planes.c.
@@ -217,11 +222,6 @@ def proves(data: bytes) -> bool:
     available.
     """
     return is_available() and workspace().prove(data)
-
-
-def opened(data: bytes) -> tuple[int, int, int] | None:
-    """Returns height, width and number of components of a JPEG if decoder.c accepts its headers."""
-    return workspace().opened(data) if is_available() else None
 
 
 def kernel() -> ctypes.CDLL:
@@ -380,10 +380,7 @@ class Workspace:
         code = self.kernel.planes_shrink(
             self.pointer, data, len(data), height, width, quality, max_pixels
         )
-        if not self._is_done(code):
-            return None
-        size = self.kernel.planes_result_bytes(self.pointer)
-        return ctypes.string_at(self.kernel.planes_result(self.pointer), size)
+        return self._result() if self._is_done(code) else None
 
     def decode(self, *arguments: Any) -> bool:
         """Calls planes_decode with the arguments from `Look.decode`."""
@@ -410,11 +407,52 @@ class Workspace:
         """Returns True if decoder.c verifies that a JPEG is undamaged; see `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
-    def opened(self, data: bytes) -> tuple[int, int, int] | None:
-        """Returns height, width and number of components; see the function `opened`."""
+    def header(self, data: bytes) -> tuple[int, int, str] | None:
+        """Returns height, width and colour space of a JPEG.
+
+        Returns None if the headers are damaged, or their colours or sampling factors have no name.
+        """
         found = (ctypes.c_int * 3)()
-        code = self.kernel.planes_open(self.pointer, data, len(data), found)
-        return (found[0], found[1], found[2]) if code == _DONE else None
+        code = self.kernel.planes_header(self.pointer, data, len(data), found)
+        if not self._is_done(code):
+            return None
+        height, width, colors = found
+        return height, width, COLORSPACES[colors - 1]
+
+    def pixels(
+        self, data: bytes, height: int, width: int, eighths: int, *, strict: bool
+    ) -> npt.NDArray[np.uint8]:
+        """Decodes a JPEG of any kind to RGB pixels [height, width, 3]; ValueError if it is damaged.
+
+        `height` and `width` must be `eighths` / 8 of the size in its header, rounded up. Without
+        `strict`, only errors and warnings about headers are treated as damage.
+        """
+        found = np.empty((height, width, 3), np.uint8)
+        self._read(data, eighths, height, width, not strict, found.ctypes.data)
+        return found
+
+    def read_through(self, data: bytes, height: int, width: int, eighths: int) -> None:
+        """Reads a JPEG to its end; ValueError if it is damaged. See `pixels`."""
+        self._read(data, eighths, height, width, False, None)
+
+    def _read(self, data: bytes, *arguments: Any) -> None:
+        if not self._is_done(self.kernel.planes_pixels(self.pointer, data, len(data), *arguments)):
+            raise ValueError(self.message)
+
+    def encode(self, pixels: npt.NDArray[np.uint8], quality: int, sampling: str) -> bytes:
+        """Returns RGB pixels [height, width, 3] as a JPEG; `sampling` is a key of SAMPLINGS."""
+        pixels = np.ascontiguousarray(pixels)
+        height, width, _ = pixels.shape
+        code = self.kernel.planes_encode(
+            self.pointer, pixels.ctypes.data, height, width, quality, *SAMPLINGS[sampling]
+        )
+        if not self._is_done(code):
+            raise ValueError(self.message)
+        return self._result()
+
+    def _result(self) -> bytes:
+        size = self.kernel.planes_result_bytes(self.pointer)
+        return ctypes.string_at(self.kernel.planes_result(self.pointer), size)
 
     def warnings(self, data: bytes) -> tuple[dict[int, str], str]:
         """Returns libjpeg's warnings about a JPEG, and the error that ended decoding, or "".
@@ -422,8 +460,7 @@ class Workspace:
         The keys are the codes in jerror.h, or our own in planes.c.
         """
         done = self._is_done(self.kernel.planes_warnings(self.pointer, data, len(data), MAX_PIXELS))
-        size = self.kernel.planes_result_bytes(self.pointer)
-        lines = ctypes.string_at(self.kernel.planes_result(self.pointer), size).decode("latin-1")
+        lines = self._result().decode("latin-1")
         notes = (line.partition(" ") for line in lines.splitlines())
         found = {int(code): said for code, _, said in notes}
         return found, "" if done else self.message

@@ -15,8 +15,8 @@ PLANES = "planes-1"
 PORTABLE = "portable-1"
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
-    "the encoder: planes (fast, written in C), portable (slower, different bytes, for machines "
-    "that cannot run planes) or auto (same as planes)"
+    "the encoder: planes (fast), portable (resizes RGB as Pillow does: slower, different bytes) or "
+    "auto (same as planes)"
 )
 
 

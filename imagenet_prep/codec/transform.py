@@ -1,6 +1,6 @@
 """Converts one source image to the stored RGB JPEG.
 
-The codec `planes` resizes Y, Cb and Cr (planes.py). The codec `portable` resizes RGB: simplejpeg
+The codec `planes` resizes Y, Cb and Cr (planes.py). The codec `portable` resizes RGB: libjpeg
 decodes and encodes, and Pillow resizes. Images that `planes` does not support, or that libjpeg
 warns about, are always converted to RGB. Results do not depend on the processor, and all steps
 release the GIL.
@@ -38,12 +38,6 @@ RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 _WITH_EXIF = ("PNG", "WEBP", "AVIF")
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
-
-
-def require(policy: Policy) -> None:
-    """Raises CodecUnavailableError if this machine cannot run the policy's codec."""
-    if policy.codec == PLANES:
-        planes.require()
 
 
 def transform(data: bytes, policy: Policy) -> PreparedImage:
@@ -144,15 +138,7 @@ def _with_orientation(image: PreparedImage, tags: jpeg.Tags | None, turn: int) -
 
 def encode_raw(pixels: Pixels) -> bytes:
     """Encodes RGB pixels [height, width, 3] of a source that has arrays instead of image files."""
-    return _jpeg(pixels, _RAW_QUALITY, "444")
-
-
-def _jpeg(pixels: Pixels, quality: int, sampling: str) -> bytes:
-    # Readers use this module for images that decoder.c does not accept, and may lack simplejpeg.
-    import simplejpeg
-
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
-    return encoded
+    return planes.allowed_here().encode(pixels, _RAW_QUALITY, "444")
 
 
 def _prove(data: bytes, frame: JpegFrame, policy: Policy) -> str | None:
@@ -165,11 +151,10 @@ def _prove(data: bytes, frame: JpegFrame, policy: Policy) -> str | None:
 
 def read_through(data: bytes, frame: JpegFrame) -> str | None:
     """Reads all of a JPEG; returns the repair reason or None; BadImageError if pixels are lost."""
-    # Decoding to grey at 1/8 size reads all entropy-coded data, in half the time.
     if frame.repair or planes.proves(data):
         return frame.repair or None
     try:
-        opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
+        opening.read_jpeg(data, frame)
     except ValueError as error:
         return damage.repaired(data, frame, str(error))[0]
     return None
@@ -179,15 +164,13 @@ def _decode(data: bytes, header: JpegFrame, height: int, width: int) -> tuple[Pi
     """Returns RGB pixels [>= height, >= width, 3], and the repair reason or None."""
     # libjpeg's scaling to less than four times the target is up to 3 dB worse than resizing the
     # full image.
-    least: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
-    if (height, width) == (header.height, header.width):
-        least = {}
+    least = 4 * height, 4 * width
     try:
-        return opening.decode_jpeg(data, header, "RGB", **least), None
+        return opening.decode_jpeg(data, header, *least), None
     except ValueError as error:
         repair, data = damage.repaired(data, header, str(error))
     try:
-        return opening.decode_jpeg(data, header, "RGB", strict=False, **least), repair
+        return opening.decode_jpeg(data, header, *least, strict=False), repair
     except ValueError:
         raise _DeclinedError(repair or damage.HEADER) from None
 
@@ -248,8 +231,8 @@ def _encode(
         rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
         pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != jpeg.UPRIGHT:
-        pixels = np.ascontiguousarray(jpeg.turned(pixels, turn))
-    return _jpeg(pixels, policy.quality, "420")
+        pixels = jpeg.turned(pixels, turn)
+    return planes.allowed_here().encode(pixels, policy.quality, "420")
 
 
 def keep(data: bytes) -> PreparedImage:

@@ -21,8 +21,9 @@ from functools import cached_property, partial
 from itertools import chain
 
 from imagenet_prep import engine
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
-from imagenet_prep.codec.transform import keep, prove_stored, require, transform
+from imagenet_prep.codec.transform import keep, prove_stored, transform
 from imagenet_prep.core import errors, strict_json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError, some
 from imagenet_prep.core.strict_json import Json
@@ -304,7 +305,7 @@ class AmendJob:
             codec=codec,
             orientation=made.orientation,
         )
-        require(policy)
+        planes.require()
         return partial(transform, policy=policy)
 
     @contextlib.contextmanager

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
-from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
+from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, transform
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema, settings
@@ -56,7 +57,7 @@ class PrepareJob:
         """Returns the job for a command line."""
         recipe = _with_existing_splits(config, config.recipe())
         codec = CODECS[config.codec]
-        require(Policy(codec=codec))
+        planes.require()
         selection, description = _select(config, recipe)
         source = selection.source
         recipe = selection.recipe

@@ -103,7 +103,7 @@ def make_miniature(
 ) -> Miniature:
     """Writes the train, validation and devkit archives into `root`, and returns their contents.
 
-    The same arguments give the same bytes (with the same Pillow, NumPy and simplejpeg). 20,000
+    The same arguments give the same bytes (with the same Pillow and NumPy). 20,000
     images take up to two minutes on one core.
 
     The number of classes is 2 to 10. `odd_files` replaces one train image per kind in `ODD_KINDS`,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
+from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 
 _Rng = np.random.Generator
@@ -147,8 +147,7 @@ def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
             image.convert({"cmyk": "CMYK", "grey": "L"}[kind]).save(buffer, "JPEG", quality=quality)
         return buffer.getvalue()
     sampling = "444" if rng.random() < 0.1 else "420"
-    pixels = np.ascontiguousarray(pixels)
-    data: bytes = simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
+    data = planes.allowed_here().encode(pixels, quality, sampling)
     match kind:
         case "exif_rotated":  # one directory entry: Orientation, SHORT, 1 value, 6
             entry = (0x112, 3, 1, 6, 0)

@@ -12,8 +12,6 @@ from tests.kit import command
 from tests.kit.messages import says
 from tests.kit.miniature import Miniature, miniature_for_tests
 
-MISSING = "--codec planes: "
-
 
 @pytest.fixture(scope="module")
 def mini(shared_cache: Path) -> Miniature:
@@ -61,27 +59,54 @@ def test_manifest_names_the_codec_and_refuses_others(mini: Miniature, tmp_path: 
     assert first == second
 
 
-def test_missing_library_is_refused_and_portable_works(
-    mini: Miniature, repository: Path, tmp_path: Path
-) -> None:
-    """As on a machine without a compiler: the package is installed, but not its library."""
-    tree = tmp_path / "tree"
+@pytest.fixture(scope="module")
+def uncompiled(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The package as on a machine without a compiler: installed, but without its libraries."""
+    tree = tmp_path_factory.mktemp("uncompiled")
     for package in ("imagenet_prep", "pipelines"):
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(repository / package, tree / package, symlinks=True, ignore=ignored)
+    return str(tree)
+
+
+@pytest.mark.parametrize("codec", ["planes", "portable"])
+def test_missing_library_stops_prepare_before_output(
+    mini: Miniature, uncompiled: str, tmp_path: Path, codec: str
+) -> None:
     out = tmp_path / "out"
 
-    refused = prepare(mini, out, PYTHONPATH=str(tree))
+    refused = prepare(mini, out, "--codec", codec, PYTHONPATH=uncompiled)
+
     assert refused.code == 2
     assert len(refused.complaints.splitlines()) == 1
-    assert MISSING in refused.complaints
+    assert says("images-cannot-converted-checked").search(refused.complaints)
     assert says("cannot-loaded-compiled-when-imagenet-prep").search(refused.complaints)
-    assert says("codec-planes-use-codec-portable").search(refused.complaints)
     assert not out.exists()
 
-    made = prepare(mini, out, "--codec", "portable", PYTHONPATH=str(tree))
-    assert made.code == 0, made
-    assert codec_of(out) == {"codec": "portable-1"}
+
+def test_missing_library_makes_no_bad_images(
+    mini: Miniature, uncompiled: str, tmp_path: Path
+) -> None:
+    """Without it, `verify` can only compare hashes: it must not call all images undecodable."""
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
+    assert prepare(mini, whole).code == 0
+    env = {"PYTHONPATH": uncompiled}
+    assert command.run("verify", whole, env=env).code == 0
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for path in [*whole.glob("train-*"), *whole.glob("validation-*")]:
+        shutil.copy(path, shards)
+
+    for words in (
+        ("verify", whole, "--level", "decode"),
+        ("resize", "-i", whole, "-o", out, "-r", "16", "--codec", "portable"),
+        ("adopt", shards, "--allow-subset", "--out", out),
+    ):
+        refused = command.run(*words, env=env)
+        assert refused.code == 2, words
+        assert says("images-cannot-converted-checked").search(refused.complaints), words
+    assert not (out / "dataset.json").exists()
 
 
 def test_resize_adds_no_split_of_a_different_codec(mini: Miniature, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tests.kit.codec import frames, mutations, warned
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import bombs
 from tests.kit.hostile.bombs import jpeg
-from tests.kit.installed import Installed
 
 
 def cases(files: Mapping[str, Iterable[bytes]]) -> list[tuple[str, bytes]]:
@@ -163,16 +162,6 @@ def test_turned_photograph_with_an_odd_header_is_turned() -> None:
         assert (made.height, made.width, made.repair) == (160, 120, "surplus_data+orientation")
 
 
-def test_first_warning_decides_if_pillow_lacks_libjpeg(installed: Installed) -> None:
-    installed.no_planes()
-    policy = Policy(None, codec=PORTABLE)
-    for name, data in HARMFUL + HARMLESS:
-        assert name
-        with pytest.raises(BadImageError):
-            transform.transform(data, policy)
-    assert transform.transform(warned.plain(), policy).repair is None
-
-
 def test_hashes_of_16_bit_images_use_stored_pixels() -> None:
     """Pillow would make all of them white."""
     wide = mutations.photograph()[:, :, 0].astype(np.uint16) * 257
@@ -212,7 +201,7 @@ def test_the_first_of_several_warnings_names_the_repair(monkeypatch: pytest.Monk
         found = dict.fromkeys(codes, "a warning")
         monkeypatch.setattr(planes.Workspace, "warnings", lambda *_, found=found: ({**found}, ""))
         assert damage.repaired(data, frame) == (repair, data)
-    assert damage.repaired(data, frame, "simplejpeg's warning") == ("header", data)
+    assert damage.repaired(data, frame, "libjpeg's warning") == ("header", data)
 
 
 def test_missing_scans_alone_are_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:

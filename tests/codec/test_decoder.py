@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 
 from imagenet_prep.codec import planes, transform
-from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from tests.kit.codec import corpus, fuzz, mutations, native, variety
+from tests.kit.codec import corpus, fuzz, jpegs, mutations, native, variety, warned
 from tests.kit.installed import Installed
 from tests.kit.lengths import long_except
 
@@ -72,7 +70,7 @@ def test_file_is_verified_only_if_libjpeg_is_silent(seed: int) -> None:
     proven = 0
     for _, data in mutations.mutated(3000 + seed, 250):
         if planes.proves(data):
-            simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning raises
+            jpegs.decode_strictly(data)
             proven += 1
     assert proven > 10
 
@@ -99,10 +97,10 @@ def test_windows_of_damaged_files_equal_those_of_libjpeg(seed: int) -> None:
 def test_libjpeg_only_verifies_files_that_ours_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def decode(data: bytes, *_: object, **__: object) -> None:
+    def read(_: planes.Workspace, data: bytes, *__: int) -> None:
         asked.append(data)
 
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", decode)
+    monkeypatch.setattr(planes.Workspace, "read_through", read)
     for data in mutations.sources().values():
         transform.read_through(data, frame_of(data))
 
@@ -136,11 +134,10 @@ def test_environment_variable_turns_our_decoder_off(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_files_are_verified_if_the_library_is_missing(installed: Installed, tmp_path: Path) -> None:
+def test_missing_library_verifies_no_file(installed: Installed) -> None:
     installed.library("codec.planes")
-    data = mutations.sources()["420"]
+    data = warned.plain()
 
     assert not planes.proves(data)
-    transform.read_through(data, frame_of(data))
-    with pytest.raises(BadImageError, match="truncated: Premature end of JPEG file"):
-        transform.read_through(data[:-100], frame_of(data))
+    with pytest.raises(planes.CodecUnavailableError):
+        transform.read_through(data, frame_of(data))

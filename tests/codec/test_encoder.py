@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 
 from imagenet_prep.codec import planes
-from tests.kit.codec import corpus, native, variety
+from tests.kit.codec import corpus, jpegs, native, variety
 from tests.kit.lengths import long_except
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +51,7 @@ def test_photographs_give_the_files_of_libjpeg(simd: str, count: int) -> None:
 def test_file_larger_than_the_expected_size_is_written() -> None:
     """Noise at the highest quality takes three bytes per pixel; half a byte is expected."""
     noise = np.random.default_rng(0).integers(0, 2, (600, 900, 3), np.uint8) * 255
-    data = simplejpeg.encode_jpeg(noise, 100, "RGB", "444")
+    data = jpegs.encode(noise, 100, "444")
     loaded = planes.require()
     own, libjpeg = (planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg"))
     own.shrink(data, 9, 9, 100, 1 << 24)  # it learns from this one

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
-import numpy as np
 import pytest
-import simplejpeg
 
+from imagenet_prep.codec import planes
 from tests.kit.codec import fuzz_opening, native
 from tests.kit.lengths import long_except
 
@@ -45,12 +45,11 @@ def test_sanitizer_notices_a_write_behind_a_buffer() -> None:
     assert "AddressSanitizer" in done.stderr
 
 
-def test_guard_notices_a_write_of_simplejpeg() -> None:
-    data = simplejpeg.encode_jpeg(np.zeros((10, 10, 1), np.uint8), colorspace="GRAY")
+def test_guard_notices_a_write_behind_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: planes.Workspace, *arguments: int) -> None:
+        *_, address = arguments
+        ctypes.memset(address + 10 * 12 * 3, 0, 1)
 
-    def decode(*_: object, buffer: np.ndarray) -> np.ndarray:
-        buffer[100] = 0
-        return buffer
-
-    with pytest.raises(SystemExit, match="simplejpeg wrote behind 10 x 10 x 1 bytes"):
-        fuzz_opening.guarded(decode, data, "GRAY")
+    monkeypatch.setattr(planes.Workspace, "_read", read)
+    with pytest.raises(SystemExit, match="libjpeg wrote behind 10 x 12 pixels"):
+        fuzz_opening.guarded(planes.workspace(), b"", 10, 12, 8, strict=True)

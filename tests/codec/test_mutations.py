@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import simplejpeg
 
 from imagenet_prep.codec import opening
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.member import PreparedImage
-from tests.kit.codec import mutations
+from tests.kit.codec import jpegs, mutations
 from tests.kit.lengths import long_except
 from tests.kit.messages import says
 
@@ -57,8 +56,7 @@ def test_damaged_images_are_stored_sound_or_refused(policy: Policy, seed: int) -
         if found.encoded is not data:
             prove_stored(found.encoded, found.height, found.width)
         elif policy.check == "decode":
-            # strict: libjpeg had nothing to warn of
-            pixels = simplejpeg.decode_jpeg(found.encoded, "RGB")
+            pixels = jpegs.decode_strictly(found.encoded)
             assert pixels.shape == (found.height, found.width, 3), how
 
     assert {"kept", "repaired", "quarantined"} == set(fates)
@@ -76,7 +74,7 @@ def test_stored_image_is_sound_only_if_it_decodes(seed: int) -> None:
         if header is None:
             continue
         try:
-            pixels = simplejpeg.decode_jpeg(data, "RGB")
+            pixels = jpegs.decode_strictly(data)
         except ValueError:
             # The verdict follows prepare: most of these files are refused, and some repaired.
             made = fate(data, POLICIES["keep"])
@@ -100,7 +98,7 @@ def test_stored_image_is_sound_only_if_it_decodes(seed: int) -> None:
 
 def test_chroma_that_cannot_be_enlarged_is_not_sound() -> None:
     """Three columns of luma over two of chroma: it decompresses, and has no pixels."""
-    data = bytearray(simplejpeg.encode_jpeg(np.full((8, 24, 3), 128, np.uint8), 90, "RGB", "444"))
+    data = bytearray(jpegs.encode(np.full((8, 24, 3), 128, np.uint8), 90, "444"))
     frame = data.index(b"\xff\xc0")
     scan = data.index(b"\xff\xda")
     for component, factors in enumerate((0x31, 0x21, 0x21)):

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import AvifImagePlugin, Image
 
 from imagenet_prep.codec import decoding, likeness, opening, planes, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from tests.kit.codec import frames, mutations
+from tests.kit.codec import frames, jpegs, mutations
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import images
+from tests.kit.installed import Installed
 from tests.kit.messages import says
 
 LOSSLESS = {"rgb": 3, "grey": 1}  # components
@@ -78,7 +78,7 @@ def test_lossless_jpeg_is_decoded_completely_and_encoded(
     transform.prove_stored(made.encoded, side, side)
     with Image.open(io.BytesIO(_lossless_jpeg(420, LOSSLESS[kind]))) as opened:
         truth = opened.convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
-    got = simplejpeg.decode_jpeg(made.encoded, "RGB").astype(int)
+    got = jpegs.decode(made.encoded).astype(int)
     assert abs(got - np.asarray(truth)).mean() < 40  # noise, at 4:2:0
 
 
@@ -93,7 +93,7 @@ def test_lossless_jpeg_is_turned_by_its_exif() -> None:
 
     made = transform.transform(data, Policy(None, orientation="apply"))
 
-    got = simplejpeg.decode_jpeg(made.encoded, "RGB")
+    got = jpegs.decode(made.encoded)
     assert got.shape == (60, 40, 3)
     assert got[:8].mean() > 200
     assert got[20:].mean() < 50
@@ -138,17 +138,17 @@ def test_only_frames_that_scale_are_decoded_smaller(
     """Any other frame may be written at full size into the memory of the smaller one."""
     # An error raised here would make a bad image. So these calls are recorded.
     asked: list[str] = []
-    decode = simplejpeg.decode_jpeg
+    read = planes.Workspace._read
 
-    def watched(data: bytes, colorspace: str, **options: Any) -> Any:
-        if options.keys() - {"strict"}:
-            asked.append(f"simplejpeg: {options}")
-        return decode(data, colorspace, **options)
+    def watched(space: planes.Workspace, data: bytes, eighths: int, *arguments: Any) -> None:
+        if eighths != 8:
+            asked.append(f"libjpeg: {eighths} / 8")
+        read(space, data, eighths, *arguments)
 
     def drafted(*size: object) -> None:
         asked.append(f"Pillow: {size}")
 
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", watched)
+    monkeypatch.setattr(planes.Workspace, "_read", watched)
     monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.draft", drafted)
     CALLS["report"](mutations.sources()["420"])
     assert len(asked) == 1
@@ -209,7 +209,7 @@ def test_digest_of_pixels_includes_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("side", ["width", "height"])
-@pytest.mark.parametrize("decoder", ["decoder.c", "simplejpeg", "Pillow"])
+@pytest.mark.parametrize("decoder", ["decoder.c", "libjpeg", "Pillow"])
 def test_header_that_parsers_read_differently_is_refused(
     side: str, decoder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,8 +224,8 @@ def test_header_that_parsers_read_differently_is_refused(
     data = mutations.sources()["420"]
     assert opening.header(data) is not None
     monkeypatch.setattr(jpeg, "refuse_bombs", misread)
-    if decoder == "simplejpeg":
-        monkeypatch.setattr(planes, "opened", lambda _: None)
+    if decoder == "libjpeg":
+        monkeypatch.setenv(planes.JPEG_VARIABLE, planes.LIBJPEG)
     with pytest.raises(BadImageError) as caught:
         if decoder == "Pillow":
             with opening.opened(data):
@@ -233,6 +233,15 @@ def test_header_that_parsers_read_differently_is_refused(
         else:
             opening.header(data)
     assert caught.value.reason == "undecodable"
+
+
+def test_size_is_read_without_the_codec(installed: Installed) -> None:
+    data = mutations.sources()["420"]
+    installed.no_planes()
+
+    assert decoding.size(data) == (160, 120)
+    with pytest.raises(planes.CodecUnavailableError):
+        opening.header(data)
 
 
 def test_large_texts_of_a_png_are_removed() -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import planes
@@ -26,7 +25,7 @@ from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, UsageError
 from tests.kit import command
-from tests.kit.codec import corpus, mutations
+from tests.kit.codec import corpus, jpegs, mutations
 from tests.kit.installed import Installed
 from tests.kit.lengths import long_except
 from tests.kit.messages import says
@@ -100,7 +99,7 @@ def test_processor_settings_of_libraries_change_no_byte(settings: str, count: in
 
 @pytest.mark.long
 def test_old_processor_gives_the_same_bytes() -> None:
-    """Of all libraries: NumPy, Pillow and simplejpeg also choose their code by the processor."""
+    """Of all libraries: NumPy and Pillow also choose their code by the processor."""
     emulator = shutil.which("qemu-x86_64-static")
     if platform.machine() != "x86_64" or emulator is None:
         pytest.skip("no x86-64 or no qemu-x86_64-static here")
@@ -163,12 +162,12 @@ def test_each_sampling_is_as_accurate_as_through_rgb(sampling: str, side: int) -
         elif sampling == "grey":
             image.convert("L").save(buffer, "JPEG", quality=93)
         else:
-            buffer.write(simplejpeg.encode_jpeg(pixels, 93, "RGB", sampling))
+            buffer.write(jpegs.encode(pixels, 93, sampling))
         data = buffer.getvalue()
         ours, rgb = (transform(data, Policy(side, codec=c)) for c in (PLANES, PORTABLE))
         assert ours[1:] == rgb[1:]
-        expected = lanczos(simplejpeg.decode_jpeg(data), ours.height, ours.width)
-        found = [psnr(expected, simplejpeg.decode_jpeg(image.encoded)) for image in (ours, rgb)]
+        expected = lanczos(jpegs.decode(data), ours.height, ours.width)
+        found = [psnr(expected, jpegs.decode(image.encoded)) for image in (ours, rgb)]
         differences.append(found[0] - found[1])
     assert min(differences) > -MAX_LOSS_DB
 
@@ -180,7 +179,7 @@ def test_odd_sizes_are_exact(sampling: str) -> None:
         for target in ((1, 1), (1, 9), (17, 1), (15, 16), (33, 31)):
             made = planes.workspace().shrink(data, *target, 90, MAX_PIXELS)
             assert made is not None
-            assert simplejpeg.decode_jpeg(made).shape == (*target, 3)
+            assert jpegs.decode(made).shape == (*target, 3)
 
 
 def test_neither_luma_nor_chroma_is_shifted() -> None:
@@ -188,9 +187,9 @@ def test_neither_luma_nor_chroma_is_shifted() -> None:
     source = np.zeros((201, 301, 3), np.uint8)
     source[95:106] = source[:, 145:156] = (255, 0, 0)
     for sampling, side in itertools.product(corpus.SAMPLINGS, (50, 67, 101, 150)):
-        data = simplejpeg.encode_jpeg(source, 98, "RGB", sampling)
+        data = jpegs.encode(source, 98, sampling)
         image = transform(data, Policy(side, 98))
-        red = simplejpeg.decode_jpeg(image.encoded)[..., 0].astype(float)
+        red = jpegs.decode(image.encoded)[..., 0].astype(float)
         for line in (red[:, 3] + red[:, -4], red[3] + red[-4]):
             middle = (line * np.arange(len(line))).sum() / line.sum()
             assert abs(middle - (len(line) - 1) / 2) < 0.3, (sampling, side)
@@ -199,7 +198,7 @@ def test_neither_luma_nor_chroma_is_shifted() -> None:
 def test_flat_images_stay_flat() -> None:
     for shade, (height, width) in itertools.product((0, 1, 128, 254, 255), corpus.SIZES):
         pixels = np.full((height, width, 3), shade, np.uint8)
-        data = simplejpeg.encode_jpeg(pixels, 100, "RGB", "420")
+        data = jpegs.encode(pixels, 100, "420")
         found = corpus.decoded(data, 21, 43)
         assert found is not None
         assert np.unique(found).tolist() == [shade]
@@ -231,7 +230,7 @@ def test_error_for_short_memory_has_its_known_number() -> None:
 
 
 def test_lack_of_memory_is_no_verdict() -> None:
-    data = simplejpeg.encode_jpeg(corpus.photograph(300, 400), 90, "RGB", "444")
+    data = jpegs.encode(corpus.photograph(300, 400), 90, "444")
     code = (
         "import resource, sys; from imagenet_prep.codec import planes\n"
         "data = sys.stdin.buffer.read(); planes.require()\n"
@@ -346,7 +345,7 @@ def test_window_has_the_samples_of_the_complete_image(sampling: str) -> None:
     image = Image.fromarray(pixels).convert("L" if sampling == "grey" else "RGB")
     how = {"progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 3}}
     if sampling in corpus.SAMPLINGS:
-        buffer.write(simplejpeg.encode_jpeg(pixels, 90, "RGB", sampling))
+        buffer.write(jpegs.encode(pixels, 90, sampling))
     else:
         image.save(buffer, "JPEG", **how.get(sampling, {}))
     whole = corpus.decoded(buffer.getvalue(), 93, 117)
@@ -374,9 +373,9 @@ def test_window_equals_a_crop_of_the_image(
         Image.fromarray(pixels).save(buffer, "JPEG", quality=95, progressive=True)
         data = buffer.getvalue()
     else:
-        data = simplejpeg.encode_jpeg(pixels, 95, "RGB", sampling)
+        data = jpegs.encode(pixels, 95, sampling)
     top, left, height, width = window
-    whole = simplejpeg.decode_jpeg(data)[top : top + height, left : left + width]
+    whole = jpegs.decode(data)[top : top + height, left : left + width]
     for size in ((96, 96), (224, 224), (height, width)):
         found = corpus.decoded(data, *size, window)
         assert found is not None
@@ -412,17 +411,14 @@ def test_missing_library_names_the_compiler_to_install(
     installed: Installed, tmp_path: Path
 ) -> None:
     installed.library("codec.planes")
-    with pytest.raises(
-        UsageError,
-        match=says("codec-planes-use-codec-portable", "C compiler"),
-    ):
+    with pytest.raises(UsageError, match=says("images-cannot-converted-checked", "C compiler")):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
 def test_missing_pillow_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=says("codec-planes-use-codec-portable", "pip install")):
+    with pytest.raises(UsageError, match=says("images-cannot-converted-checked", "pip install")):
         planes.require()
 
 

@@ -7,12 +7,12 @@ import tarfile
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE
+from tests.kit.codec import jpegs
 from tests.kit.lengths import long_except
 from tests.kit.miniature import Miniature
 
@@ -66,11 +66,11 @@ def test_downscaled_images_are_close_to_lanczos(photographs: list[bytes], short_
             continue
         image = transform(data, policy)
         expected = lanczos(source, image.width, image.height)
-        ours.append(psnr(expected, simplejpeg.decode_jpeg(image.encoded, "RGB")))
+        ours.append(psnr(expected, jpegs.decode(image.encoded)))
         for found, kind in ((box, Image.Resampling.BOX), (bilinear, Image.Resampling.BILINEAR)):
             peer = Image.fromarray(source).resize((image.width, image.height), kind)
-            stored = simplejpeg.encode_jpeg(np.asarray(peer), 90, "RGB", "420")
-            found.append(psnr(expected, simplejpeg.decode_jpeg(stored, "RGB")))
+            stored = jpegs.encode(np.asarray(peer), 90, "420")
+            found.append(psnr(expected, jpegs.decode(stored)))
 
     assert len(ours) >= 40
     print(f"{short_side}: {np.mean(ours):.2f} {np.mean(box):.2f} {np.mean(bilinear):.2f} dB")
@@ -82,10 +82,10 @@ def test_no_new_pattern_appears() -> None:
     # Stripes too fine for the target must become grey, not coarser stripes.
     stripes = np.zeros((600, 800, 3), np.uint8)
     stripes[:, ::2] = 255
-    data = simplejpeg.encode_jpeg(stripes, 95, "RGB", "444")
+    data = jpegs.encode(stripes, 95, "444")
 
     for short_side in (150, 250, 299, 301, 400):
-        found = simplejpeg.decode_jpeg(transform(data, Policy(short_side)).encoded, "GRAY")
+        found = jpegs.grey(transform(data, Policy(short_side)).encoded)
         middle = found[8:-8, 8:-8].astype(float)
         assert abs(middle.mean() - 127.5) < 3, short_side
         # Pillow's bilinear filter leaves up to 20 at these factors.
@@ -97,11 +97,11 @@ def test_image_is_not_shifted() -> None:
     source = np.zeros((601, 801, 3), np.uint8)
     source[290:311, :] = 255
     source[:, 390:411] = 255
-    data = simplejpeg.encode_jpeg(source, 95, "RGB", "444")
+    data = jpegs.encode(source, 95, "444")
 
     for short_side in (61, 100, 151, 300, 401, 555):
         image = transform(data, Policy(short_side))
-        found = simplejpeg.decode_jpeg(image.encoded, "GRAY")[:, :, 0].astype(float)
+        found = jpegs.grey(image.encoded).astype(float)
         rows = found[:, 4] + found[:, -4]
         columns = found[4] + found[-4]
         middle = (rows * np.arange(image.height)).sum() / rows.sum()

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
-from tests.kit.codec import corpus
+from tests.kit.codec import corpus, jpegs
 from tests.kit.codec.square import pillows
 from tests.kit.lengths import long_except
 
@@ -53,7 +52,7 @@ def made(rng: np.random.Generator) -> bytes:
         pixels = np.asarray(Image.fromarray(noise).resize((width, height)))
     quality = int(rng.integers(20, 101))
     if rng.random() < 0.2:
-        return simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "440")
+        return jpegs.encode(np.ascontiguousarray(pixels), quality, "440")
     image = Image.fromarray(pixels)
     if rng.random() < 0.2:
         image = image.convert("L")
@@ -179,7 +178,7 @@ def test_bytes_are_pinned() -> None:
 def test_channels_come_first_if_requested() -> None:
     (data,) = corpus.photographs(1)
     look = planes.Look(64, 64, planes.BYTES, planes.SQUARE, channels_first=True)
-    height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    height, width = jpegs.size(data)
     found = np.zeros((3, 64, 64), np.uint8)
 
     assert look.decode(data, (0, 0, height, width), found)
@@ -189,7 +188,7 @@ def test_channels_come_first_if_requested() -> None:
 @pytest.mark.parametrize("change", [(0, 0, 1, 0), (0, 0, 0, -1), (1, 0, -1, 0), (0, 0, 0, 70_000)])
 def test_partial_window_is_declined(change: tuple[int, ...]) -> None:
     (data,) = corpus.photographs(1)
-    height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+    height, width = jpegs.size(data)
     window = np.add((0, 0, height, width), change).tolist()
     look = planes.Look(8, 8, planes.BYTES, planes.SQUARE)
 
@@ -212,7 +211,7 @@ def test_extremely_long_image_takes_little_memory() -> None:
 def test_half_pixels_are_rounded_to_even_numbers(size: tuple[int, int]) -> None:
     rng = np.random.default_rng(size)
     pixels = rng.integers(0, 256, (size[1], size[0], 3), np.uint8)
-    data = simplejpeg.encode_jpeg(pixels, 90, "RGB", "444")
+    data = jpegs.encode(pixels, 90, "444")
 
     assert np.array_equal(ours(data, 96), pillows(data, 96))
 
@@ -242,7 +241,7 @@ def test_a_workspace_frees_all_its_memory() -> None:
     if not hasattr(library, "mallinfo2"):
         pytest.skip("only glibc counts allocated bytes")
     library.mallinfo2.restype = Allocated
-    data = simplejpeg.encode_jpeg(np.zeros((300, 400, 3), np.uint8), 90, "RGB", "420")
+    data = jpegs.encode(np.zeros((300, 400, 3), np.uint8), 90, "420")
 
     def used() -> int:
         for _ in range(20):

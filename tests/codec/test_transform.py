@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import simplejpeg
-from PIL import Image
+from PIL import Image, JpegImagePlugin
 
+from imagenet_prep.codec import opening, planes
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset.jpeg import NEUTRAL
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
-from tests.kit.codec import mutations
+from tests.kit.codec import jpegs, mutations
 from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 
@@ -52,7 +52,7 @@ def of_kind(images: dict[str, tuple[SourceImage, bytes]]) -> Callable[[str], byt
 
 
 def decoded(data: bytes) -> Pixels:
-    return simplejpeg.decode_jpeg(data, "RGB")
+    return jpegs.decode(data)
 
 
 def saved(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
@@ -73,7 +73,8 @@ def mean_difference(first: Pixels, second: Pixels) -> float:
 
 
 def is_420(data: bytes) -> bool:
-    return simplejpeg.decode_jpeg_header(data)[3] == "420"
+    with Image.open(io.BytesIO(data)) as image:
+        return JpegImagePlugin.get_sampling(image) == 2
 
 
 def refusal(data: bytes, policy: Policy = KEEP) -> str:
@@ -122,7 +123,7 @@ def test_sound_rgb_jpegs_pass_byte_for_byte(
     of_kind: Callable[[str], bytes], kind: str, check: str
 ) -> None:
     data = of_kind(kind)
-    height, width = simplejpeg.decode_jpeg_header(data)[:2]
+    height, width = jpegs.size(data)
 
     assert transform(data, Policy(None, check=check)) == PreparedImage(
         data, height, width, resized=False, repair=None
@@ -140,7 +141,7 @@ def test_every_encoding_of_rgb_passes_byte_for_byte(kind: str) -> None:
 def test_jpeg_in_rgb_instead_of_ycbcr_passes() -> None:
     data = saved(gradient(), keep_rgb=True)
 
-    assert simplejpeg.decode_jpeg_header(data)[2] == "RGB"
+    assert opening.header(data).colorspace == "RGB"
     assert transform(data, KEEP).encoded == data
 
 
@@ -267,7 +268,7 @@ def test_rows_are_downscaled_before_columns(size: tuple[int, int]) -> None:
 
     made = transform(saved(Image.fromarray(pixels), "PNG"), policy)
 
-    assert made.encoded == simplejpeg.encode_jpeg(expected, policy.quality, "RGB", "420")
+    assert made.encoded == jpegs.encode(expected, policy.quality, "420")
 
 
 def test_grey_of_16_bits_is_scaled_not_clipped() -> None:
@@ -349,7 +350,7 @@ def test_quality_changes_the_bytes_of_encoded_images() -> None:
 
 def test_orientation_is_applied_only_if_requested(of_kind: Callable[[str], bytes]) -> None:
     data = of_kind("exif_rotated")
-    height, width = simplejpeg.decode_jpeg_header(data)[:2]
+    height, width = jpegs.size(data)
     image = transform(data, Policy(64))
     plain = Image.open(io.BytesIO(data)).resize((image.width, image.height), Image.Resampling.BOX)
 
@@ -399,7 +400,7 @@ def test_pixel_bomb_is_refused_without_decoding(
     def fail(*args: object, **options: object) -> None:
         pytest.fail("the image was decoded")
 
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", fail)
+    monkeypatch.setattr(planes.Workspace, "pixels", fail)
     monkeypatch.setattr(Image.Image, "convert", fail)
 
     assert refusal(data, policy) == "too_many_pixels"

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import opening, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
 from tests.kit.bounds import limited_memory
+from tests.kit.codec import jpegs
 
 RAMP = np.tile(np.arange(0, 256, 17), (4, 1))
 NO_RANGE = (
@@ -183,7 +183,7 @@ def test_png_is_turned_by_exif_in_a_text(kind: str, name: str) -> None:
     for data in (png(8, RAMP, before=around), png(8, RAMP, behind=around)):
         made = transform.transform(data, Policy(None, orientation="apply"))
         assert (made.height, made.width, made.repair) == (16, 4, "png+orientation")
-        assert simplejpeg.decode_jpeg(made.encoded, "GRAY")[0].max() < 9
+        assert jpegs.grey(made.encoded)[0].max() < 9
 
 
 @pytest.mark.parametrize(("num_bytes", "side"), [(65_000, 16), (66_000, 4)])

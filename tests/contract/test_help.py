@@ -33,7 +33,6 @@ HEAVY = {
     "nvidia",
     "requests",
     "scipy",
-    "simplejpeg",
     "tensorflow",
 }
 

@@ -20,9 +20,8 @@ BEAM = "only engine and pipelines.graph import Apache Beam"
 CLUSTER = "only the engine imports the code for clusters"
 READERS = "only read.tfdata, read.dali and trainer import TensorFlow, PyTorch, DALI and Horovod"
 BOTO3 = "only storage.s3 and pipelines.sagemaker_job import boto3"
-CODECS = "only codec and testing.photographs import simplejpeg; no module imports cv2"
+CODECS = "no module imports cv2"
 CODEC = "only packages that make, verify, read or show images import the codec"
-SIMPLEJPEG = "readers do not import simplejpeg, which some training environments lack"
 MINIATURE = "only demo imports the miniature"
 AIRFLOW = "only pipelines.airflow_dag imports Airflow"
 AIRFLOW_ALONE = "the DAG does not import imagenet_prep, which Airflow's environment lacks"
@@ -96,9 +95,6 @@ VIOLATIONS = {
     "stage-imports-beam": Violation(
         "imagenet_prep/shards/intruder.py", "from apache_beam import io", BEAM
     ),
-    "reader-imports-transform": Violation(
-        "imagenet_prep/read/intruder.py", "import imagenet_prep.codec.transform", SIMPLEJPEG
-    ),
     "verb-imports-cluster": Violation(
         "imagenet_prep/show.py", "import imagenet_prep.engine.cluster", CLUSTER
     ),
@@ -121,9 +117,6 @@ VIOLATIONS = {
     "sources-import-boto3": Violation("imagenet_prep/sources/intruder.py", "import boto3", BOTO3),
     "pipelines-import-boto3": Violation("pipelines/intruder.py", "import boto3", BOTO3),
     "codec-imports-cv2": Violation("imagenet_prep/codec/intruder.py", "import cv2", CODECS),
-    "shards-import-simplejpeg": Violation(
-        "imagenet_prep/shards/intruder.py", "import simplejpeg", CODECS
-    ),
     "pipelines-import-miniature": Violation(
         "pipelines/intruder.py", "import imagenet_prep.testing.miniature", MINIATURE
     ),
@@ -138,7 +131,6 @@ ALLOWED = {
     "imagenet_prep/read/tfdata.py": "import tensorflow\nimport imagenet_prep.dataset.schema",
     "imagenet_prep/read/dali.py": "import nvidia.dali\nimport tensorflow",
     "imagenet_prep/trainer/loop.py": "import tensorflow\nimport horovod.tensorflow",
-    "imagenet_prep/codec/faster.py": "import simplejpeg",
     "imagenet_prep/train.py": "import imagenet_prep.read.tfdata\nimport imagenet_prep.trainer.loop",
     "imagenet_prep/demo.py": "import imagenet_prep.pipelines\nimport imagenet_prep.train",
     "pipelines/later.py": "import imagenet_prep.train\nimport imagenet_prep.engine",

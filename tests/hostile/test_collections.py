@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image, ImageOps
 
 from imagenet_prep.codec import opening
@@ -25,6 +24,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import samples
 from imagenet_prep.read import make_dataset
 from tests.kit import command, dataset
+from tests.kit.codec import jpegs
 from tests.kit.decoders import Decode, dali, libjpeg, native, opencv, pillow, tfdata, torchcodec
 
 PILLOW = "pillow==12.3.0"
@@ -189,11 +189,11 @@ def test_stored_images_look_like_pillows(
             assert key.endswith(".png"), key  # Pillow gives up at broken texts of a PNG
             transparent = cv2.imread(str(collection / key), cv2.IMREAD_UNCHANGED)
             expected = on_white(Image.fromarray(cv2.cvtColor(transparent, cv2.COLOR_BGRA2RGBA)))
-        got = simplejpeg.decode_jpeg(encoded, "RGB")
+        got = jpegs.decode(encoded)
         height, width = got.shape[:2]
         expected = expected.resize((width, height), Image.Resampling.BICUBIC)
-        again = simplejpeg.encode_jpeg(np.array(expected), 90, "RGB", "420")
-        both = (simplejpeg.decode_jpeg(again, "RGB"), np.asarray(expected))
+        again = jpegs.encode(np.array(expected), 90, "420")
+        both = (jpegs.decode(again), np.asarray(expected))
         difference = min(abs(got.astype(int) - each).mean() for each in both)
         if difference > 3:
             differ[key] = difference

@@ -33,10 +33,12 @@ class Installed:
 
     def no_planes(self) -> None:
         """Makes the codec's compiled part unusable, also if this process has loaded it."""
-        from imagenet_prep.codec.planes import CodecUnavailableError
+        from imagenet_prep.codec import planes
 
         def refuse() -> None:
-            raise CodecUnavailableError("no compiler")
+            raise planes.CodecUnavailableError("no compiler")
+
+        planes.forget()
 
         self._patch.setattr("imagenet_prep.codec.planes.require", refuse)
         self._patch.setattr("imagenet_prep.codec.planes.is_available", lambda: False)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec import planes
@@ -23,7 +22,7 @@ from imagenet_prep.read.augment import RECIPES, Views
 from imagenet_prep.read.batch import Bfloat16
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
-from tests.kit.codec import corpus
+from tests.kit.codec import corpus, jpegs
 from tests.kit.command import PATIENCE_S
 from tests.kit.installed import Installed
 from tests.kit.messages import says
@@ -69,7 +68,7 @@ def test_odd_images_look_as_in_pillow(installed: Installed, kind: str, hidden: b
 @pytest.mark.parametrize(("sampling", "columns"), [("411", 40), ("420", 4), ("422", 3)])
 def test_chroma_repeated_by_libjpeg_is_not_interpolated(sampling: str, columns: int) -> None:
     noise = np.random.default_rng(5).integers(0, 256, (30, columns, 3), np.uint8)
-    data = simplejpeg.encode_jpeg(noise, 90, "RGB", sampling)
+    data = jpegs.encode(noise, 90, sampling)
     box = [0, 0, 30, columns]
 
     assert np.abs(shown(data, box) - pillows(data, box)).mean() < 1

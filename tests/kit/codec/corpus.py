@@ -10,14 +10,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from PIL import Image
 
 from imagenet_prep.codec.planes import BICUBIC, BYTES, Look
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.testing.photographs import FAMILIES, IMAGENET_SIZE, Camera
-from tests.kit.codec import mutations
+from tests.kit.codec import jpegs, mutations
 
 SAMPLINGS = ("420", "422", "444", "440", "411")
 SIZES = ((1, 1), (1, 70), (70, 1), (2, 3), (17, 33), (96, 128), (97, 131), (400, 300), (40, 1500))
@@ -56,7 +55,7 @@ def files() -> dict[str, bytes]:
         pixels = photograph(height, width)
         for sampling in SAMPLINGS:
             name = f"{height}x{width} {sampling}"
-            found[name] = simplejpeg.encode_jpeg(pixels, 92, "RGB", sampling)
+            found[name] = jpegs.encode(pixels, 92, sampling)
     return found
 
 

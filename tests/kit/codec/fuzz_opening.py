@@ -3,8 +3,8 @@
 python -m tests.kit.codec.fuzz_opening --files 300_000 --seed 1 --log build/fuzz-opening.log
 
 Our C is compiled with ASAN and UBSAN; their allocator also serves Python and all other libraries.
-These are not instrumented, so simplejpeg decodes into memory of the harness, which notices each
-byte that is written behind it. Each line of the log is a batch: its seed, the number of files, and
+These are not instrumented, so libjpeg decodes into memory of the harness, which notices each byte
+that is written behind it. Each line of the log is a batch: its seed, the number of files, and
 how often each call accepted one. A report ends the run with an error; the file is then stored as
 crash.jpg.
 """
@@ -12,7 +12,6 @@ crash.jpg.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import random
@@ -26,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 from imagenet_prep.codec import decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
@@ -105,23 +103,24 @@ def other_size(data: bytearray, rng: random.Random, _: bytearray) -> None:
         data[place] = rng.choice((0, 1, 2, 3, 7, 8, 9, 16, 0x11, 0x12, 0x21, 0x22, 0x41, 255))
 
 
-def guarded(decode: Callable[..., Any], data: bytes, colorspace: str, **options: Any) -> Any:
-    """Decodes like simplejpeg, into memory that ends with guard bytes."""
-    size = {name: value for name, value in options.items() if name != "strict"}
-    height, width, found, _ = simplejpeg.decode_jpeg_header(data, strict=False, **size)
-    samples = 4 if found in ("CMYK", "YCCK") else {"RGB": 3, "GRAY": 1}[colorspace]
-    room = np.full(height * width * samples + _CANARY_BYTES, _CANARY, np.uint8)
-    made = decode(data, colorspace, buffer=room, **options)
-    if (room[height * width * samples :] != _CANARY).any():
-        sys.exit(f"simplejpeg wrote behind {height} x {width} x {samples} bytes")
-    return made.copy()
+def guarded(
+    space: planes.Workspace, data: bytes, height: int, width: int, eighths: int, *, strict: bool
+) -> np.ndarray:
+    """Decodes like Workspace.pixels, into memory that ends with guard bytes."""
+    size = height * width * 3
+    room = np.full(size + _CANARY_BYTES, _CANARY, np.uint8)
+    try:
+        space._read(data, eighths, height, width, not strict, room.ctypes.data)
+    finally:
+        if (room[size:] != _CANARY).any():
+            sys.exit(f"libjpeg wrote behind {height} x {width} pixels")
+    return room[:size].reshape(height, width, 3)
 
 
 def run(library: Path, seed: int, count: int, place: Path) -> Counter[str]:
     """Runs a batch in this process; the number of the current file is at `place`."""
     planes._LIBRARY = library
-    decode = simplejpeg.decode_jpeg
-    simplejpeg.decode_jpeg = functools.partial(guarded, decode)
+    planes.Workspace.pixels = guarded
     taken: Counter[str] = Counter()
     with place.open("r+b", buffering=0) as note:
         for number, data in enumerate(damaged(seed, count)):

@@ -43,10 +43,25 @@ static window frame_of(const uint8_t *data, size_t size) {
   return (window){0, 0, 1, 1};
 }
 
+/* Decodes a file to RGB, and encodes the pixels. */
+static int run_rgb(workspace *w, const uint8_t *data, size_t size) {
+  int found[3];
+  int code = planes_header(w, data, size, found);
+  if (code != DONE || (int64_t)found[0] * found[1] > 1 << 20) return code;
+  int eighths = 1 + (int)below(8);
+  int height = (found[0] * eighths + 7) / 8, width = (found[1] * eighths + 7) / 8;
+  uint8_t *rgb = malloc((size_t)height * (size_t)width * 3);
+  code = planes_pixels(w, data, size, eighths, height, width, (int)below(2), below(4) ? rgb : NULL);
+  if (code == DONE) planes_encode(w, rgb, height, width, 1 + (int)below(100), 2, 1 + (int)below(2));
+  free(rgb);
+  return code;
+}
+
 static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
   int height = 1 + (int)below(below(2) ? 200 : 20), width = 1 + (int)below(below(2) ? 200 : 20);
   window from = {(int)below(130) - 5, (int)below(170) - 5, (int)below(130), (int)below(170)};
   if (!below(8)) return planes_warnings(w, data, size, 1 << 20);
+  if (!below(8)) return run_rgb(w, data, size);
   if (below(2)) return planes_shrink(w, data, size, height, width, 1 + (int)below(100), 1 << 20);
   static uint32_t tables[3 * 256];
   enum item item = (enum item)below(4);

@@ -8,7 +8,8 @@ static const char *const names[] = {
     "jpeg_std_error", "jpeg_CreateDecompress", "jpeg_CreateCompress", "jpeg_destroy",
     "jpeg_mem_src", "jpeg_read_header", "jpeg_start_decompress", "jpeg_crop_scanline",
     "jpeg_read_scanlines", "jpeg_read_raw_data", "jpeg_finish_decompress", "jpeg_set_defaults",
-    "jpeg_set_quality", "jpeg_start_compress", "jpeg_write_raw_data", "jpeg_finish_compress",
+    "jpeg_set_quality", "jpeg_start_compress", "jpeg_write_scanlines", "jpeg_write_raw_data",
+    "jpeg_finish_compress",
 };
 
 typedef struct { uint32_t height, width, size; uint8_t *data; } file;

@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-import simplejpeg
 from PIL import Image
+
+from tests.kit.codec import jpegs
 
 _SIZE = (160, 120)
 
@@ -35,8 +36,8 @@ def sources(size: tuple[int, int] = _SIZE) -> dict[str, bytes]:
     exif = Image.Exif()
     exif[0x0112] = 6
     return {
-        "420": simplejpeg.encode_jpeg(pixels, 90, "RGB", "420"),
-        "444": simplejpeg.encode_jpeg(pixels, 60, "RGB", "444"),
+        "420": jpegs.encode(pixels, 90, "420"),
+        "444": jpegs.encode(pixels, 60, "444"),
         "422": _encoded(image, quality=85, subsampling="4:2:2"),
         "progressive": _encoded(image, quality=85, progressive=True),
         "optimized": _encoded(image, quality=30, optimize=True),

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import PIL
-import simplejpeg
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import Policy
-from tests.kit.codec import corpus
+from tests.kit.codec import corpus, jpegs
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.shared import made_once
 
@@ -141,7 +140,7 @@ def jobs(num_photographs: int) -> list[Job]:
     sizes = range(1, 90, 22)
     found = [Job(data, side, side + 9) for data, side in itertools.product(small, sizes)]
     for data in corpus.photographs(num_photographs):
-        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        height, width = jpegs.size(data)
         found.append(Job(data, *Policy(corpus.PHOTOGRAPH_SIDE).resized(height, width)))
     return found
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import simplejpeg
 from PIL import Image, ImageFile
 
-from tests.kit.codec import corpus
+from tests.kit.codec import corpus, jpegs
 
 _NUM_PHOTOGRAPHS = 24
-# Pillow's names; the others are simplejpeg's.
+# Pillow's names; the others are those of planes.SAMPLINGS.
 _PILLOW_SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _SIMPLE_SAMPLINGS = ("440", "411")
 _QUALITIES = (1, 5, 20, 50, 70, 75, 80, 85, 90, 92, 95, 98, 100)
@@ -23,7 +22,7 @@ _QUALITIES = (1, 5, 20, 50, 70, 75, 80, 85, 90, 92, 95, 98, 100)
 def photographs() -> list[np.ndarray]:
     """Returns images [height, width, 3] uint8 from which files are cut."""
     made = corpus.photographs(_NUM_PHOTOGRAPHS)
-    return [simplejpeg.decode_jpeg(data, "RGB", strict=False) for data in made]
+    return [jpegs.decode(data) for data in made]
 
 
 def files(
@@ -43,7 +42,7 @@ def files(
         if rng.random() < 0.15:
             quality = rng.choice(_QUALITIES)
             sampling = rng.choice(_SIMPLE_SAMPLINGS)
-            yield simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
+            yield jpegs.encode(pixels, quality, sampling)
         else:
             yield _encoded(pixels, rng)
 

@@ -37,6 +37,7 @@ Examples:
 
 def prepare(config: PrepareConfig) -> Json:
     """Runs or resumes the preparation, and returns the summary to print."""
+    from imagenet_prep.preparation import sharing
     from imagenet_prep.preparation.job import PrepareJob
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.planning import remove_unpacked, take_inventory
@@ -55,7 +56,7 @@ def prepare(config: PrepareConfig) -> Json:
     if config.dry_run:
         return preview(job, output)
     if incomplete:
-        with store.lock():
+        with store.lock(shared=config.share):
             output.left()
             forecast = job.forecast(store, plans=store.local)
             remove_unpacked(store, keep=images)
@@ -66,6 +67,8 @@ def prepare(config: PrepareConfig) -> Json:
                 from imagenet_prep.pipelines import submit
 
                 submit.until_committed(job, output)
+            elif config.share:
+                sharing.until_committed(job, output)
             else:
                 inventory = take_inventory(images, store, workers, quiet=config.json)
                 write(job, inventory, forecast, output)

@@ -9,23 +9,18 @@ from functools import partial
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.core import errors
 from imagenet_prep.engine import Lease
 from imagenet_prep.pipelines.graph import Preparation, build
 from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.sharing import refuse_unpacking
 from imagenet_prep.preparation.writing import announce_proven, write_tasks
-from imagenet_prep.sources.source import Packed
 
 
 def until_committed(job: PrepareJob, output: Output) -> None:
     """Runs the graph until the dataset is committed; submits a new job if a job is lost."""
-    store, selection = output.store, job.selection
-    if store.as_folder is None and isinstance(selection.source, Packed):
-        raise errors.UsageError(
-            f"{selection.where} must be unpacked into a folder that all workers share. Set --out "
-            "to a shared folder, then copy the dataset to the bucket with imagenet-prep replicate."
-        )
+    store = output.store
+    refuse_unpacking(job, store)
     announce_proven(job)
     ours = Preparation(job, store, Lease(store, ""))
     log = ours.index.log("runner")

@@ -12,6 +12,7 @@ Images never pass through Beam, so its memory use does not grow with the dataset
 from __future__ import annotations
 
 from imagenet_prep.engine.attempts import Followed, Jobs, Progress, run
+from imagenet_prep.engine.shared_run import SharedRun
 from imagenet_prep.engine.stage import Lease, Result, Stage, TaskOutput, TaskReceipt, published
 from imagenet_prep.engine.workers import PROCESSES, THREADS, Workers
 
@@ -23,6 +24,7 @@ __all__ = [
     "Lease",
     "Progress",
     "Result",
+    "SharedRun",
     "Stage",
     "TaskOutput",
     "TaskReceipt",

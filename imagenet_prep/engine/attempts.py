@@ -12,14 +12,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 from imagenet_prep.core import errors, limits, monitoring
 from imagenet_prep.core.terminal import counted, is_live, say
 from imagenet_prep.engine import cluster
-from imagenet_prep.engine.stage import AnyContent, AnyTask, Lease, Stage, TaskReceipt, end_jobs
+from imagenet_prep.engine.shared_run import SharedRun, overtaken, poll_s
+from imagenet_prep.engine.stage import (
+    AnyContent,
+    AnyTask,
+    Lease,
+    Stage,
+    TaskReceipt,
+    end_jobs,
+    killed_worker,
+)
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
 from imagenet_prep.storage.store import Store
 
@@ -131,9 +140,6 @@ def _duration(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"
 
 
-# Seconds between checks for new receipts. In a bucket, each check costs a request.
-_POLL_S = 0.2
-_POLL_ELSEWHERE_S = 2.0
 # Share of a CPU core that checks for receipts may use; checking 21,841 tasks takes 30 ms.
 _LOOKING_SHARE = 0.02
 _PAUSE_S = 5.0
@@ -217,18 +223,22 @@ def run(
     images: int = 0,
     watch: Callable[[TaskReceipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
+    shared: SharedRun | None = None,
 ) -> list[TaskReceipt[AnyContent]]:
     """Runs the unfinished tasks and returns the receipts of all tasks, in the order of `tasks`.
 
     After the first failure, workers finish their current task and stop. Finished tasks are kept.
     This process calls `watch` with each receipt, including those of earlier runs; if `watch` raises
     an error, the run stops. The progress display shows `title`, by default the name of the stage,
-    and counts tasks if `images` is 0.
+    and counts tasks if `images` is 0. In a `shared` run, this process does its share of the tasks,
+    and waits for the others.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
         if followed.left and workers.remote:
             _run_elsewhere(stage, followed, workers, quiet=quiet)
+        elif shared:
+            _run_shared(replace(stage, own=shared.own), followed, workers, shared)
         elif followed.left:
             _run_here(stage, followed, workers)
     return [followed.receipts[task.name] for task in tasks]
@@ -237,27 +247,46 @@ def run(
 def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers) -> None:
     # A killed run may have left a cluster job running.
     end_jobs(stage.store)
+    total = len(followed.left)
+    _work(stage, followed.left, followed, workers)
+    pending = len(followed.left)
+    if pending:
+        raise killed_worker(stage.name, pending, total)
+
+
+def _run_shared(
+    stage: Stage[Any, Any], followed: Followed[Any], workers: Workers, shared: SharedRun
+) -> None:
+    while followed.left:
+        names = shared.unclaimed(stage.name, [task.name for task in followed.left])
+        tasks = [task for task in followed.left if task.name in names]
+        if tasks:
+            _work(stage, tasks, followed, workers, shared.lease)
+        else:
+            time.sleep(poll_s(stage.store))
+        followed.collect()
+
+
+def _work(
+    stage: Stage[Any, Any],
+    tasks: list[Any],
+    followed: Followed[Any],
+    workers: Workers,
+    lease: Lease | None = None,
+) -> None:
+    """Runs workers of this machine until they can claim no more of the tasks."""
     stage.clear()
-    tasks = followed.left
     processes = workers.resolved_kind == PROCESSES and workers.count > 1
     start = Processes if processes else Threads
-    with start(stage, tasks, min(workers.count, len(tasks))) as started:
+    with start(stage, tasks, min(workers.count, len(tasks)), lease) as started:
         try:
-            follow(started, followed.collect, _poll_s(stage.store))
+            follow(started, followed.collect, poll_s(stage.store))
         except BaseException:
             # Ctrl-C or an error in `watch`. Workers that see this failure stop after their task.
             with contextlib.suppress(errors.ImagenetPrepError, OSError):
                 stage.fail("", "the run was stopped")
             raise
     stage.raise_failure()
-    pending = len(followed.left)
-    if pending:
-        # A retry would not help: a process that uses too much memory would be killed again.
-        raise errors.IncompleteError(
-            f"{stage.name}: a worker process was killed, perhaps because memory ran out; {pending} "
-            f"of {len(tasks)} tasks are not finished. Finished work is kept: run the same command "
-            "again to resume, with fewer --workers if this happens again."
-        )
 
 
 def _run_elsewhere(
@@ -319,14 +348,11 @@ class Jobs:
             with cluster.submit(
                 self.beam_args, lambda pipeline: build(pipeline, lease), name=name, log=self.log
             ) as job:
-                follow(job, collect, _poll_s(self.store))
+                follow(job, collect, poll_s(self.store))
         except (errors.JobLostError, errors.StoreError) as lost:
             # The newer run may have removed files that this run was about to read.
             if not lease.held:
-                raise errors.BusyError(
-                    f"{self.store.where()}: a newer run has taken over, so this run has stopped. "
-                    "Its finished work is kept, and the newer run continues from there."
-                ) from lost
+                raise overtaken(self.store) from lost
             if isinstance(lost, errors.StoreError):
                 raise
             return lost
@@ -334,10 +360,6 @@ class Jobs:
             if lease.held:
                 end_jobs(self.store)
         return None
-
-
-def _poll_s(store: Store) -> float:
-    return _POLL_S if store.as_folder else _POLL_ELSEWHERE_S
 
 
 def follow(started: Started, collect: Callable[[], object], poll_s: float) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from imagenet_prep.core import errors, strict_json
 from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.dataset import schema
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store
@@ -112,15 +113,22 @@ class Stage(Generic[AnyTask, AnyContent]):
     store: Store
     function: Callable[[AnyTask], Result[AnyContent]]  # picklable; only writes temporary files
     kind: Any  # type of the receipts' content; receipts with other content are ignored
+    # Folder for the failures and logs of this process; None for `store.local`.
+    own: LocalStore | None = None
 
     @property
     def folder(self) -> str:
         """The stage's folder, relative to the dataset."""
         return f"{schema.WORK}/{self.name}-{self.digest[:16]}"
 
+    @property
+    def local(self) -> LocalStore:
+        """The folder of the workers that stop together after a failure."""
+        return self.own or self.store.local
+
     def clear(self) -> None:
         """Removes claims and failures of an earlier run on this machine."""
-        local = self.store.local
+        local = self.local
         for name in ("failed", "claims"):
             local.remove_tree(f"{self.folder}/{name}")
             local.make_folder(f"{self.folder}/{name}")
@@ -210,7 +218,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     def fail(self, error: str, message: str) -> None:
         """Records a `Failure`, which stops all workers and which `raise_failure` raises."""
-        local = self.store.local
+        local = self.local
         # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
@@ -225,7 +233,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     def raise_failure(self) -> None:
         """Raises the first recorded failure, if any."""
-        local = self.store.local
+        local = self.local
         for name in local.names(f"{self.folder}/failed"):
             path = f"{self.folder}/failed/{name}"
             try:
@@ -241,11 +249,11 @@ class Stage(Generic[AnyTask, AnyContent]):
     @property
     def stopped(self) -> bool:
         """Whether a task has failed on this machine, or the run was stopped."""
-        return bool(self.store.local.names(f"{self.folder}/failed"))
+        return bool(self.local.names(f"{self.folder}/failed"))
 
     def log(self, name: str) -> Path:
         """Creates a log file on this machine if it is missing; returns its absolute path."""
-        local = self.store.local
+        local = self.local
         local.make_folder(self.folder)
         file = f"{self.folder}/{name}.log"
         with storage_errors("create", local.path(file)):
@@ -281,7 +289,8 @@ def _named(task: Task) -> Iterator[None]:
         raise
 
 
-_JOBS_FOLDER = f"{schema.WORK}/jobs"
+# Each job has a folder here.
+JOBS = f"{schema.WORK}/jobs"
 _HELD = "held"
 # A worker that does not see the lease within this time does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
@@ -306,17 +315,32 @@ class Lease:
         """Ends all earlier jobs on the dataset and returns a new lease."""
         end_jobs(store)
         lease = cls(store, uuid.uuid4().hex[:16])
-        store.write(f"{lease._folder}/{_HELD}", b"")
+        store.write(lease.mark, b"")
         return lease
 
     @property
-    def _folder(self) -> str:
-        return f"{_JOBS_FOLDER}/{self.job}"
+    def folder(self) -> str:
+        """The folder of the job, relative to the dataset."""
+        return f"{JOBS}/{self.job}"
+
+    @property
+    def mark(self) -> str:
+        """The name of the file that exists while the lease is held."""
+        return f"{self.folder}/{_HELD}"
+
+    @property
+    def owner(self) -> str:
+        """The content of claims."""
+        return ""
+
+    def claims(self, stage: str) -> str:
+        """Returns the folder of the claims of a stage, relative to the dataset."""
+        return f"{self.folder}/{stage}"
 
     @property
     def held(self) -> bool:
         """Whether this job still has the lease."""
-        return self.store.size(f"{self._folder}/{_HELD}") is not None
+        return self.store.size(self.mark) is not None
 
     def check(self) -> None:
         """Raises JobLostError if a newer run has taken over the lease."""
@@ -334,7 +358,7 @@ class Lease:
         while not self.held:
             if time.monotonic() > end:
                 raise errors.UsageError(
-                    f"worker {socket.gethostname()} cannot see {self.store.where(self._folder)}, "
+                    f"worker {socket.gethostname()} cannot see {self.store.where(self.folder)}, "
                     "which the launching machine has just written. Choose an output that all "
                     "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
                 )
@@ -350,7 +374,7 @@ class Lease:
         tasks. If the generator is closed early, it releases the unfinished tasks, so that a retry,
         such as Spark's, fails with the same error instead of skipping them.
         """
-        claims = f"{self._folder}/{stage.name}"
+        claims = self.claims(stage.name)
         folder = self.store.as_folder
         if folder:
             folder.make_folder(claims)
@@ -361,7 +385,7 @@ class Lease:
             while pending:
                 task = pending.popleft()
                 self.check()
-                if self.store.try_create(f"{claims}/{task.name}"):
+                if self.store.try_create(f"{claims}/{task.name}", self.owner):
                     mine.append(task.name)
                     yield task
                     continue
@@ -385,4 +409,14 @@ def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
 
 def end_jobs(store: Store) -> None:
     """Ends all jobs on a dataset: the workers stop when they next check the lease."""
-    store.remove_tree(_JOBS_FOLDER)
+    store.remove_tree(JOBS)
+
+
+def killed_worker(stage: str, pending: int, total: int) -> errors.IncompleteError:
+    """Returns the error for tasks that are unfinished because a worker process was killed."""
+    # A retry would not help: a process that uses too much memory would be killed again.
+    return errors.IncompleteError(
+        f"{stage}: a worker process was killed, perhaps because memory ran out; {pending} "
+        f"of {total} tasks are not finished. Finished work is kept: run the same command "
+        "again to resume, with fewer --workers if this happens again."
+    )

@@ -7,14 +7,14 @@ import os
 import pickle
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, errors, imports, limits, program, terminal
 from imagenet_prep.core.limits import num_cores
-from imagenet_prep.engine.stage import AnyTask, Stage, TaskOutput, TaskReceipt
+from imagenet_prep.engine.stage import AnyTask, Lease, Stage, TaskOutput, TaskReceipt
 from imagenet_prep.storage.remote import Check, unchecked
 
 THREADS = "threads"
@@ -81,10 +81,16 @@ class Started:
 class Threads(Started):
     """Worker threads of this process. If the run fails, a hanging thread ends with the process."""
 
-    def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
+    def __init__(
+        self,
+        stage: Stage[AnyTask, Any],
+        tasks: list[AnyTask],
+        count: int,
+        lease: Lease | None = None,
+    ) -> None:
         limits.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._workers = [pool.submit(run_worker, stage, tasks) for _ in range(count)]
+        self._workers = [pool.submit(run_worker, stage, tasks, lease) for _ in range(count)]
         pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> bool:
@@ -98,13 +104,19 @@ class Threads(Started):
 class Processes(Started):
     """Worker processes, which print to the stage's log. If this process dies, they are killed."""
 
-    def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
+    def __init__(
+        self,
+        stage: Stage[AnyTask, Any],
+        tasks: list[AnyTask],
+        count: int,
+        lease: Lease | None = None,
+    ) -> None:
         with (
             os.fdopen(os.memfd_create("work"), "wb") as work,
             open(stage.log("processes"), "ab") as log,
             open(os.dup(2), "wb") as stderr,
         ):
-            pickle.dump((stage, tasks, count), work)
+            pickle.dump((stage, tasks, count, lease), work)
             work.flush()
             shared = [stderr.fileno(), limits.begin()]
             argv = children.bound(children.python("-c", _PROGRAM.format(shared)))
@@ -134,21 +146,29 @@ def run_process(shared: tuple[int, int]) -> NoReturn:
     terminal.say_on(shared[0])
     limits.begin(shared[1])
     # All workers share the file's position, so use pread. The file is the launching process's own.
-    stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
+    stage, tasks, count, lease = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
     limits.among_processes(count, 0)
 
     def work() -> int:
-        run_worker(stage, tasks)
+        run_worker(stage, tasks, lease)
         return 0
 
     program.finish(work)
 
 
-def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
-    """Claims and runs tasks until none is left; records the error if a task fails."""
+def run_worker(
+    stage: Stage[AnyTask, Any], tasks: list[AnyTask], lease: Lease | None = None
+) -> None:
+    """Claims and runs tasks until none is left; records the error if a task fails.
+
+    With a lease, the worker shares the tasks with all other workers of the lease's job.
+    """
+    claimed = lease.claimed(stage, tasks) if lease else _claimed(stage, tasks)
+    check = lease.check if lease else unchecked
     try:
-        for _ in done(stage, _claimed(stage, tasks)):
-            pass
+        with contextlib.closing(claimed):
+            for _ in done(stage, _until_stopped(stage, claimed), check):
+                pass
     except Exception as error:  # noqa: BLE001 - `run` raises it again, in the launching process
         try:
             stage.note(error)
@@ -205,10 +225,16 @@ def _together(failures: Sequence[BaseException]) -> BaseException:
     return BaseExceptionGroup("a task failed, and the task before it failed too", failures)
 
 
-def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Iterator[AnyTask]:
-    """Yields unclaimed tasks until none is left or one has failed."""
+def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Generator[AnyTask, None, None]:
+    """Claims and yields tasks until the workers of this machine have claimed all tasks."""
     for task in tasks:
+        if stage.local.try_create(f"{stage.folder}/claims/{task.name}"):
+            yield task
+
+
+def _until_stopped(stage: Stage[AnyTask, Any], claimed: Iterable[AnyTask]) -> Iterator[AnyTask]:
+    """Yields claimed tasks until one has failed."""
+    for task in claimed:
         if stage.stopped:
             return
-        if stage.store.local.try_create(f"{stage.folder}/claims/{task.name}"):
-            yield task
+        yield task

@@ -164,6 +164,10 @@ class PrepareConfig(RunFlags):
     subset_per_class: int | None = optional(
         least=1, help="keep at most this many images of each class; --seed selects them"
     )
+    share: bool = switch(
+        help="share the work with all processes that run this command with --share, on any number "
+        "of hosts that share the output, such as the tasks of srun"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,6 +188,8 @@ class PrepareConfig(RunFlags):
                 raise ValueError(f"--{split}-shards: {split} is not in --splits")
         if self.rehash and self.check == "header" and not address.is_remote(self.source):
             raise ValueError("--rehash: has no effect with --check header, which computes no md5")
+        if self.share and self.beam_args:
+            raise ValueError("--share: Apache Beam has its own workers. Remove --share or the --")
         if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(
                 "--source: only the archives of ILSVRC2012, ImageNet-21K and evaluation sets, and "

@@ -30,7 +30,6 @@ from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import Array
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.local_file import new_file, storage_errors
 from imagenet_prep.storage.store import Store
 
@@ -94,16 +93,17 @@ def _list_name(folder: str, split: str, group: str) -> str:
 
 def read_boxes(
     annotations: boxes.Annotations | None,
-    store: LocalStore,
+    store: Store,
     workers: engine.Workers,
     *,
     quiet: bool,
+    shared: engine.SharedRun | None = None,
 ) -> BoxLookup | None:
     """Reads annotations into lists in `.work`; returns a function that looks up their boxes."""
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)
-    receipts = engine.run(stage, annotations.tasks, workers, quiet=quiet)
+    receipts = engine.run(stage, annotations.tasks, workers, quiet=quiet, shared=shared)
     if not quiet:
         lists = [receipt.content for receipt in receipts]
         annotated = counted(sum(of.images for of in lists), "annotation")

@@ -17,7 +17,8 @@ from imagenet_prep.core.terminal import printable, say
 from imagenet_prep.dataset import formats, schema
 from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
-from imagenet_prep.engine import Stage
+from imagenet_prep.engine import SharedRun, Stage
+from imagenet_prep.engine.stage import end_jobs
 from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.planning import Inventory, take_inventory
@@ -90,18 +91,41 @@ def _refuse_other(actual: Mapping[str, str], expected: Mapping[str, str]) -> Non
             )
 
 
-def write(job: PrepareJob, inventory: Inventory, forecast: Forecast, output: Output) -> None:
+def write(
+    job: PrepareJob,
+    inventory: Inventory,
+    forecast: Forecast,
+    output: Output,
+    shared: SharedRun | None = None,
+) -> None:
     """Writes the missing shards and commits the dataset."""
     announce_proven(job)
-    stage = write_stage(job, inventory, output.store, output.store.local)
+    plans = output.store if shared else output.store.local
+    stage = write_stage(job, inventory, output.store, plans)
     begin(stage, inventory, forecast, output)
     tasks = write_tasks(job, inventory)
     images = inventory.examples
     receipts = engine.run(
-        stage, tasks, job.workers, images=images, watch=output.watch, quiet=job.quiet
+        stage,
+        tasks,
+        job.workers,
+        images=images,
+        watch=output.watch,
+        quiet=job.quiet,
+        shared=shared,
     )
     contents = [receipt.content for receipt in receipts]
-    commit(job, inventory, output, contents, output.store.local)
+
+    def publish() -> bool:
+        commit(job, inventory, output, contents, plans)
+        return True
+
+    if shared:
+        shared.once("commit", lambda: None if output.left() else True, publish)
+    else:
+        # A killed run may have left a job on a different host, even if all its tasks are finished.
+        end_jobs(output.store)
+        publish()
 
 
 def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:

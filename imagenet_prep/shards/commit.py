@@ -211,7 +211,8 @@ def publish(
         ],
     )
     store.verify_published(manifest.files_of(splits)[len(manifest.files) :])
-    if replaced:
+    # Of the processes that share a run, a slow one may publish the same manifest again.
+    if replaced and replaced.digest != manifest.digest:
         # The old manifest must not be visible together with the new small files.
         store.write(schema.REPLACED, replaced.dumps())
         store.remove(schema.MANIFEST)

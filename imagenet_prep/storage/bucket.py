@@ -336,8 +336,9 @@ class BucketStore(RemoteFolder):
             self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
 
-    def try_create(self, name: str) -> bool:
-        token = uuid.uuid4().bytes
+    def try_create(self, name: str, owner: str = "") -> bool:
+        # Two workers may have the same owner.
+        token = f"{owner}{uuid.uuid4().hex}".encode()
         return self.write_if_absent(name, token) == token
 
     def verify_published(self, files: Iterable[DatasetFile]) -> None:
@@ -357,16 +358,22 @@ class BucketStore(RemoteFolder):
         self._map(lambda name: self._call(name, "delete_object"), names)
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, *, shared: bool = False) -> Iterator[None]:
         """Refuses a second run by this user on this machine; removes unfinished uploads."""
+
+        def is_abandoned(name: str) -> bool:
+            return not shared and _may_be_ours(name)
+
         scratch.make_shared_folder(self.local.root)
-        with self.local.lock():
+        with self.local.lock(shared=shared):
             self.try_to_write()
-            self.abort_uploads(_may_be_ours)
-            with self.uploads_aborted_on_failure(_may_be_ours):
+            self.abort_uploads(is_abandoned)
+            with self.uploads_aborted_on_failure(is_abandoned):
                 yield
             self.abort_uploads(_may_be_ours)
-            self.local.remove_all()
+            # Of the processes that share a run, a different one may have removed the folder.
+            with contextlib.suppress(FileNotFoundError):
+                self.local.remove_all()
 
     def try_to_write(self) -> None:
         """Creates and removes an object, so that a missing permission is found early."""

@@ -29,6 +29,7 @@ from imagenet_prep.storage.local_file import (
     new_file,
     removed_on_failure,
     storage_errors,
+    try_lock,
 )
 from imagenet_prep.storage.remote import (
     AbsentError,
@@ -316,10 +317,11 @@ class LocalStore:
         self.write(name, data)
         return data
 
-    def try_create(self, name: str) -> bool:
-        """Creates an empty work file in an existing folder; returns False if the file exists."""
+    def try_create(self, name: str, owner: str = "") -> bool:
+        """Creates a work file in an existing folder; returns False if the file exists."""
         with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
-            os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            with os.fdopen(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY), "wb") as file:
+                file.write(owner.encode())
             return True
         return False
 
@@ -376,12 +378,21 @@ class LocalStore:
         return free_bytes(folder)
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Locks the dataset for one writing run; removes temporary files of killed runs."""
-        with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
-            self.remove_tree(TEMPORARY)
+    def lock(self, *, shared: bool = False) -> Iterator[None]:
+        """Locks the dataset for one writing run; removes temporary files of killed runs.
+
+        Of the processes that share a run, the last one removes these files at its end.
+        """
+        path = self.path(_LOCK)
+        with locked(self._open_lock, path=path, where=self.where(), shared=shared) as descriptor:
+            if not shared:
+                self.remove_tree(TEMPORARY)
             self.settle()
-            yield
+            try:
+                yield
+            finally:
+                if shared and try_lock(descriptor, path):
+                    self.remove_tree(TEMPORARY)
 
     def settle(self) -> None:
         """Syncs the names of files that a killed run may have renamed without syncing."""

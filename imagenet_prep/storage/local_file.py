@@ -20,6 +20,7 @@ import mmap
 import os
 import resource
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -224,6 +225,7 @@ def _links_refused(root: Path, name: str) -> Iterator[None]:
 
 
 _ATTEMPTS = 10
+_PAUSE_S = 0.1
 
 
 class NoLocksError(StoreError):
@@ -231,14 +233,20 @@ class NoLocksError(StoreError):
 
 
 @contextlib.contextmanager
-def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
-    """Locks a file and writes this process's pid and host to it; `where` is for messages."""
-    descriptor = _locked(open_file, path, where)
+def locked(
+    open_file: Callable[[], int], *, path: Path, where: str, shared: bool = False
+) -> Iterator[int]:
+    """Locks a file and writes this process's pid and host to it; yields its descriptor.
+
+    Several processes may hold a `shared` lock. `where` is for messages.
+    """
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    descriptor = _locked(open_file, path, where, operation)
     try:
         with storage_errors("write", path):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -256,17 +264,17 @@ def flock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX) -> None:
         ) from error
 
 
-def try_lock(descriptor: int, path: Path) -> bool:
+def try_lock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX) -> bool:
     """Locks an open file or folder until this process ends; returns False if already locked."""
     with storage_errors("lock", path):
         try:
-            flock(descriptor, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(descriptor, path, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
     return True
 
 
-def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
+def _locked(open_file: Callable[[], int], path: Path, where: str, operation: int) -> int:
     failure: ImagenetPrepError = _busy(where, "several short ones")
     # Try again if the previous owner removes the lock file or its folder at this moment.
     for _ in range(_ATTEMPTS):
@@ -279,9 +287,14 @@ def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
             continue
         with contextlib.ExitStack() as closing:
             closing.callback(os.close, descriptor)
-            if not try_lock(descriptor, path):
+            if not try_lock(descriptor, path, operation):
                 owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-                raise _busy(where, owner if owner.isprintable() else "")
+                failure = _busy(where, owner if owner.isprintable() else "")
+                if operation == fcntl.LOCK_EX:
+                    raise failure
+                # At its end, the last process of a shared run holds the lock alone for a moment.
+                time.sleep(_PAUSE_S)
+                continue
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                     closing.pop_all()

@@ -121,8 +121,11 @@ class Store(Readable, Protocol):
     def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Publishes a small file unless it exists; returns the content that it now has."""
 
-    def try_create(self, name: str) -> bool:
-        """Creates an empty work file; returns False if a different run has already created it."""
+    def try_create(self, name: str, owner: str = "") -> bool:
+        """Creates a work file; returns False if a different run has already created it.
+
+        The content starts with `owner`. It may be missing for a moment after the file is created.
+        """
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent."""
@@ -133,8 +136,11 @@ class Store(Readable, Protocol):
     def remove_tree(self, name: str) -> None:
         """Removes a folder of work files; it may be absent."""
 
-    def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Locks the dataset during the block, if the storage needs a lock between writing runs."""
+    def lock(self, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Locks the dataset during the block, if the storage needs a lock between writing runs.
+
+        Several processes may hold a `shared` lock, but none while a different run has locked alone.
+        """
 
 
 def open_store(base: str, access: Access = DEFAULT_ACCESS) -> Store:

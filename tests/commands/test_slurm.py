@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit import command
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
+from tests.kit.dataset import SETTINGS, contents, receipts
 from tests.kit.messages import says
+from tests.kit.miniature import Miniature
 from tests.kit.photographs import photograph
 from tests.kit.training import NUM_VALIDATION, horovod, rows, shades
 
@@ -150,10 +153,35 @@ def test_batch_files_prepare_and_replicate_to_a_node(slurm: Slurm, tmp_path: Pat
         folder = tmp_path / "photographs" / ("cats", "dogs")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}.jpg").write_bytes(photograph(60, 80, number))
-    made = slurm.batch("prepare", tmp_path / "photographs", tmp_path / "set", "--holdout", "10%")
-    assert "manifest: " in made
+    words = (tmp_path / "photographs", tmp_path / "set", "--holdout", "10%")
+    made = slurm.batch("prepare", *words, tasks=3)
+    assert made.count("manifest: ") == 3
     brought = slurm.batch("replicate", tmp_path / "set", tmp_path / "local" / "set")
     assert "complete: " in brought
+
+
+def test_job_array_that_loses_a_job_prepares(slurm: Slurm, many: Miniature, tmp_path: Path) -> None:
+    alone = command.run("prepare", many.root, tmp_path / "alone", *SETTINGS)
+    assert alone.code == 0, alone
+    out = tmp_path / "set"
+    job = slurm.run(
+        "sbatch",
+        "--parsable",
+        "--array=1-3",
+        "--cpus-per-task=1",
+        "--output=said-%a",
+        BATCH / "prepare.sbatch",
+        many.root,
+        out,
+        *SETTINGS,
+    ).strip()
+    wait_until(lambda: receipts(out, "index") or (out / "dataset.json").exists(), "a first list")
+    slurm.run("scancel", "--signal=KILL", f"{job}_1")
+    wait_until(lambda: not slurm.run("squeue", "--noheader").strip(), "the array has ended")
+
+    said = [(slurm.folder / f"said-{number}").read_text() for number in (2, 3)]
+    assert all("manifest: " in text for text in said), said
+    assert contents(out) == contents(tmp_path / "alone")
 
 
 @pytest.mark.tf

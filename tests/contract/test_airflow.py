@@ -38,7 +38,7 @@ CONFIGS: dict[str, type[Settings]] = {
 # parameters, or files that the command writes.
 REFUSED = {
     "download": "connections dry_run json part_size retries timeout what",
-    "prepare": "",
+    "prepare": "share",
     "verify": "allow_unsigned json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
     "resize": "allow_unknown codec dataset_name dry_run exclude force json keep_original max_bad "

@@ -323,6 +323,10 @@ $ scaling.md: Measured
     commands/test_bench_train.py
     test_sweep_stores_and_prints_its_figures
     takes hours
+$ slurm.md: Prepare on several nodes
+    commands/test_slurm.py
+    test_batch_files_prepare_and_replicate_to_a_node
+    needs Slurm
 $ train.md: Train a network
     trainer/test_training.py
     test_an_evaluation_equals_a_plain_count

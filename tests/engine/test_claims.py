@@ -43,10 +43,10 @@ class Elsewhere(LocalStore):
     def as_folder(self) -> None:  # type: ignore[override]
         return None
 
-    def try_create(self, name: str) -> bool:
+    def try_create(self, name: str, owner: str = "") -> bool:
         if self.size(name) is not None:
             return False
-        self.write(name, b"")
+        self.write(name, owner.encode())
         return True
 
 
@@ -309,11 +309,11 @@ def test_failed_claim_after_a_lost_lease_names_it(
     old = Lease.acquire(stage.store)
     take = type(stage.store).try_create
 
-    def late(store: LocalStore, name: str) -> bool:
+    def late(store: LocalStore, name: str, owner: str) -> bool:
         Lease.acquire(stage.store)
         if store.as_folder is None:
             raise AbsentError("404")
-        return take(store, name)
+        return take(store, name, owner)
 
     monkeypatch.setattr(type(stage.store), "try_create", late)
     with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")), reported(old):

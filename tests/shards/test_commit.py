@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,3 +84,29 @@ def test_manifest_is_only_published_over_its_own_files(tmp_path: Path, lost: str
     with pytest.raises(IncompleteError, match="1 object changed during this run"):
         publish(store, draft, incidents=[], classes=CLASSES)
     assert store.size(schema.MANIFEST) is None
+
+
+class Watching(LocalStore):
+    """A store that records the visible manifests after each removal."""
+
+    def remove(self, *names: str) -> None:
+        super().remove(*names)
+        self.visible.append(self.size(schema.MANIFEST) is not None)
+
+    visible: list[bool]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_same_manifest_stays_visible_while_published(tmp_path: Path, *, is_same: bool) -> None:
+    """A stalled process of a shared run commits after another one has."""
+    draft = make_dataset(tmp_path / "set", shards=1)
+    store = Watching(tmp_path / "set")
+    store.visible = []
+    first = publish(store, draft, incidents=[], classes=CLASSES)
+    before = store.read(schema.MANIFEST)
+    replaced = first if is_same else dataclasses.replace(first, edition="other")
+
+    assert publish(store, draft, incidents=[], classes=CLASSES, replaced=replaced) == first
+    assert all(store.visible) == is_same
+    assert store.read(schema.MANIFEST) == before
+    assert store.size(schema.REPLACED) is None

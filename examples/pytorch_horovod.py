@@ -34,14 +34,14 @@ def reader(split):
         flags.batch_size,
         flags.image_size,
         backend="native",
-        framework="dlpack",
+        framework="torch",
         layout="NCHW",
     )
 
 
 def tensors(batch):
     """Returns images, labels and mask of a batch."""
-    return [torch.from_dlpack(batch[name]) for name in ("images", "class_index", "mask")]
+    return [batch[name] for name in ("images", "class_index", "mask")]
 
 
 train = reader("train")
@@ -86,7 +86,7 @@ while train.epoch < flags.epochs:
     epoch = train.epoch
     for step, batch in enumerate(train, 1):
         images, labels, _ = tensors(batch)
-        loss = nn.functional.cross_entropy(model(images), labels.long())
+        loss = nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -25,22 +25,21 @@ if World.from_environment().size > 1:
 
 
 def reader(split):
-    """Returns the batches of a split."""
-    return make_dataset(flags.data_dir, split, flags.batch_size, flags.image_size, backend="native")
-
-
-def weighted(batches):
-    """Yields images, labels and weights for Keras; the weight of padding is 0."""
-    for batch in batches:
-        # Padding has class -1. With this class the loss would be NaN, even with the weight 0.
-        labels = batch["class_index"].clip(min=0)
-        yield batch["images"], labels, batch["mask"].astype("float32")
+    """Returns the batches of a split: images, labels and weights; the weight of padding is 0."""
+    return make_dataset(
+        flags.data_dir,
+        split,
+        flags.batch_size,
+        flags.image_size,
+        backend="native",
+        as_tuple=True,
+    )
 
 
 def endless(batches):
     """Yields the batches of one epoch after the other, without end."""
     while True:
-        yield from weighted(batches)
+        yield from batches
 
 
 class Validation(keras.callbacks.Callback):
@@ -53,7 +52,7 @@ class Validation(keras.callbacks.Callback):
     def on_epoch_end(self, _epoch, logs):
         """Adds the results to the logs of the epoch, which later callbacks also read."""
         found = self.model.evaluate(
-            weighted(validation), steps=len(validation), verbose=0, return_dict=True
+            iter(validation), steps=len(validation), verbose=0, return_dict=True
         )
         logs |= {f"val_{name}": value for name, value in found.items()}
 

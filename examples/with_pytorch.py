@@ -45,7 +45,7 @@ def reader(split):
         flags.batch_size,
         flags.image_size,
         backend="native",
-        framework="dlpack",
+        framework="torch",
         layout="NCHW",
         fields=("images", "class_index", "mask", "key"),
     )
@@ -54,7 +54,7 @@ def reader(split):
 def tensors(batch):
     """Returns images, labels and mask of a batch, on this rank's device."""
     names = ("images", "class_index", "mask")
-    return [torch.from_dlpack(batch[name]).to(device, non_blocking=True) for name in names]
+    return [batch[name].to(device, non_blocking=True) for name in names]
 
 
 train = reader("train")
@@ -92,7 +92,7 @@ def evaluate():
             right = (scores.argmax(1) == labels) & mask
             counted += torch.stack([right.sum(), mask.sum()])
             # Padding in the last batch has no key.
-            keys = batch["key"][batch["mask"]]
+            keys = list(filter(None, batch["key"]))
             rows = scores[mask].float().cpu().numpy()
             said |= zip(keys, rows, strict=True)
     distributed.all_reduce(counted)
@@ -110,7 +110,7 @@ while train.epoch < flags.epochs:
     epoch = train.epoch
     for step, batch in enumerate(train, 1):
         images, labels, _ = tensors(batch)
-        loss = nn.functional.cross_entropy(parallel(images), labels.long())
+        loss = nn.functional.cross_entropy(parallel(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

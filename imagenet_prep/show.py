@@ -190,7 +190,11 @@ def _show_run(config: ShowConfig, log: Path) -> int:
         return _show_uses(config, log, dataset, used)
     if config.step is None:
         images, faults = used.faults()
-        _print_row(config, {"steps": used.segments[-1].kept, "images": images, "faults": faults})
+        segment = used.segments[-1]
+        row: Json = {"steps": segment.kept, "images": images, "faults": faults}
+        if segment.state.crops:
+            row["crops"] = segment.state.crops
+        _print_row(config, row)
         return 1 if faults else 0
     uses = list(itertools.islice(used.step(config.step), config.limit))
     if not uses:
@@ -281,7 +285,7 @@ def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
     """Returns dtype, shape and first values of a record's row in each column, by column name."""
     import numpy as np
 
-    from imagenet_prep.read.feed import numbers_of
+    from imagenet_prep.read.column_rows import numbers_of
     from imagenet_prep.storage import columns
 
     (shard,) = (shard for shard in dataset.shards(split) if shard.name == shard_name)

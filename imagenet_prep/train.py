@@ -170,7 +170,6 @@ def readers(config: TrainConfig) -> OpenReader:
             # Only copies from pinned memory overlap with computation on the GPU.
             out = partial(_pinned, config)
             framework = None
-        crops = "resnet" if config.recipe in ("v1.5", "article") else config.recipe
         reader = make_dataset(
             data_dir,
             split,
@@ -183,7 +182,6 @@ def readers(config: TrainConfig) -> OpenReader:
             out=out,
             backend=cast("batch.Backend", backend),
             framework=framework,
-            recipe=cast("batch.RecipeName", crops),
             layout="NCHW" if config.framework == "mxnet" else "NHWC",
             device=device,
             fields=(*batch.DECODED, "key") if needs_keys else batch.DECODED,
@@ -192,6 +190,7 @@ def readers(config: TrainConfig) -> OpenReader:
             keys=config.keys if training else None,
             exclude=config.exclude if training else None,
             fraction=config.fraction if training else 1.0,
+            **_crops(config),
         )
         if needs_keys and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(
@@ -200,6 +199,32 @@ def readers(config: TrainConfig) -> OpenReader:
         return reader
 
     return open_reader
+
+
+def _crops(config: TrainConfig) -> dict[str, Any]:
+    """Returns the arguments of `make_dataset` that describe crops."""
+    usual = "resnet" if config.recipe in ("v1.5", "article") else config.recipe
+    return {
+        "recipe": config.crops or usual,
+        "area": _range("crop_area", config.crop_area),
+        "aspect": _range("crop_aspect", config.crop_aspect),
+        "filter": config.crop_filter,
+        "share": config.crop_share,
+    }
+
+
+def _range(name: str, words: tuple[str, ...] | None) -> tuple[float, float] | None:
+    """Returns the two numbers of a flag such as --crop-area 0.2,1."""
+    if words is None:
+        return None
+    try:
+        low, high = map(float, words)
+    except ValueError:
+        flag_name = name.replace("_", "-")
+        raise UsageError(
+            f"--{flag_name} {','.join(words)}: expected two numbers, such as 0.2,1"
+        ) from None
+    return low, high
 
 
 def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

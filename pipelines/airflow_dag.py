@@ -74,10 +74,10 @@ _ALLOWED = {
     "train_flags": (
         """clear-log evaluate fp16-compression increased-aug jit local-ckpt nesterov no-evaluation
         remap synthetic train-accuracy""",
-        """backend batch-size checkpoint-every classes comm device display-every eval-every
-        fraction framework image-size keep label-smoothing loss-scale lr lr-decay-lrs
-        lr-decay-steps model momentum num-batches num-epochs optimizer
-        precision recipe schedule seed trust-coefficient warmup-epochs
+        """backend batch-size checkpoint-every classes comm crop-area crop-aspect crop-filter
+        crop-share crops device display-every eval-every fraction framework image-size keep
+        label-smoothing loss-scale lr lr-decay-lrs lr-decay-steps model momentum num-batches
+        num-epochs optimizer precision recipe schedule seed trust-coefficient warmup-epochs
         warmup-lr weight-decay""",
         "also exclude keys labels",
     ),

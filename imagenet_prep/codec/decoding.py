@@ -50,19 +50,20 @@ def pixels(
 
 
 def window(
-    data: bytes, box: Sequence[int], side: int, kernel: int, *, is_mirrored: bool
+    data: bytes, box: Sequence[int], shape: tuple[int, int], kernel: int, *, is_mirrored: bool
 ) -> Pixels | None:
-    """Returns a window of a JPEG, resized to RGB pixels [side, side, 3].
+    """Returns a window of a JPEG, resized to RGB pixels [height, width, 3].
 
     Returns None if libjpeg reports a problem, the format is unsupported, or the window exceeds the
-    image. `box` has the top, left, height and width in pixels; `kernel` is one of planes.Look.
+    image. `shape` has the height and width of the result. `box` has the top, left, height and width
+    in pixels; `kernel` is one of planes.Look.
     """
     if not cage.is_inside():
-        options = {"box": [*box], "side": side, "kernel": kernel, "is_mirrored": is_mirrored}
+        options = {"box": [*box], "shape": [*shape], "kernel": kernel, "is_mirrored": is_mirrored}
         done, found = cage.run("window", bool, data, **options)
-        return cage.array(found, np.uint8, (side, side, 3)) if done else None
-    made = np.empty((side, side, 3), np.uint8)
-    look = planes.Look(side, side, planes.BYTES, kernel)
+        return cage.array(found, np.uint8, (*shape, 3)) if done else None
+    made = np.empty((*shape, 3), np.uint8)
+    look = planes.Look(*shape, planes.BYTES, kernel)
     return made if look.decode(data, box, made, mirrored=is_mirrored) else None
 
 

@@ -9,10 +9,11 @@
 
 #include "kernels.h"
 
-/* Resize filters. When downscaling, BICUBIC and TRIANGLE are stretched over the input samples
+/* Resize filters. When downscaling, BICUBIC, TRIANGLE and KEYS are stretched over the input samples
  * that an output sample covers. NEAREST_TWO always interpolates between two neighbours, like
- * readers without antialiasing. SQUARE is not a filter here, but the crop of square.h. */
-enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2, SQUARE = 3 };
+ * readers without antialiasing. SQUARE is not a filter here, but the crop of square.h. BICUBIC makes
+ * the stored images, and KEYS the bicubic crops of readers. */
+enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2, SQUARE = 3, KEYS = 4 };
 
 /* The positions of output samples among input samples along one axis. The centre of output i is at
  * (origin + (2 i + 1) * step) / (2 * unit), in input samples from the edge of the first one. */
@@ -38,9 +39,17 @@ static int64_t bicubic(int64_t x) {
   return 0;
 }
 
+/* Returns twice the bicubic kernel of Keys (1981) at `x` >= 0, with a = -0.5, as in Pillow. */
+static int64_t keys(int64_t x) {
+  if (x < ONE) return (3 * x - 5 * ONE) * (x * x / ONE) / ONE + 2 * ONE;
+  if (x < 2 * ONE) return -(((x - 5 * ONE) * x / ONE + 8 * ONE) * x / ONE - 4 * ONE);
+  return 0;
+}
+
 /* Returns a kernel's value at `x` >= 0, times a constant. */
 static int64_t weight(enum kernel kernel, int64_t x) {
   if (kernel == BICUBIC) return bicubic(x);
+  if (kernel == KEYS) return keys(x);
   return x < ONE ? ONE - x : 0;
 }
 
@@ -49,7 +58,7 @@ static int64_t weight(enum kernel kernel, int64_t x) {
  * this is `step`, which avoids aliasing. */
 static int64_t reach_of(const mapping *m, int64_t *widest) {
   *widest = m->step > m->unit && m->kernel != NEAREST_TWO ? m->step : m->unit;
-  return (m->kernel == BICUBIC ? 2 : 1) * *widest;
+  return (m->kernel == BICUBIC || m->kernel == KEYS ? 2 : 1) * *widest;
 }
 
 /* Rounds the weights of one output sample. It rounds their running sum, so that the weights add up

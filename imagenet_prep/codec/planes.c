@@ -50,6 +50,7 @@ enum {
   EXTRANEOUS_DATA = 254,
   SCANS_MISSING = 255,
   NOTE_BYTES = ERROR_TEXT_BYTES + 32,
+  MOST_VIEWS = 64,              /* views of an image that are decoded together */
   LEFT = 2,                     /* decoding halves the sides only down to twice the target */
 };
 
@@ -406,15 +407,22 @@ static void include_spans(mcu_window *window, const span *across, int mcu_width,
   window->bottom = larger(window->bottom, (down->end - 1) / mcu_height + 1);
 }
 
-/* Decodes a file with decoder.c; returns whether decoder.c accepts it. If not, libjpeg decodes the
- * file from the start, and reports the reason for an error. */
+/* Decodes a file with decoder.c, once for `count` requests; writes the planes of each to `p`.
+ * Returns whether decoder.c accepts the file, and all requests need the same scale. If not, libjpeg
+ * decodes the file from the start, and reports the reason for an error. */
 static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, const request *r,
-                            planes_of_image *p) {
+                            int count, planes_of_image *p) {
   const jpeg_frame *f = w->decoder ? decoder_open(w->decoder, data, size) : NULL;
   if (!f || (int64_t)f->width * f->height > r->max_pixels) return 0;
-  window part = part_of(r, f->height, f->width);
-  int eighths = eighths_of(r, &part), halved = eighths == 4;
-  if (!part.height || eighths < 4) return 0;
+  window parts[MOST_VIEWS];
+  int eighths = 0;
+  for (int k = 0; k < count; k++) {
+    parts[k] = part_of(&r[k], f->height, f->width);
+    int needed = eighths_of(&r[k], &parts[k]);
+    if (!parts[k].height || needed < 4 || (k && needed != eighths)) return 0;
+    eighths = needed;
+  }
+  int halved = eighths == 4;
   mcu_window reached = {f->mcus_across, f->mcus_down, 0, 0};
   uint8_t *starts[3];
   ptrdiff_t strides[3];
@@ -424,16 +432,21 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
     sampling s = {c->h_samp, c->v_samp, f->max_h_samp, f->max_v_samp, side, 0, 0};
     s.width = (f->width * c->h_samp * side + f->max_h_samp * 8 - 1) / (f->max_h_samp * 8);
     s.height = (f->height * c->v_samp * side + f->max_v_samp * 8 - 1) / (f->max_v_samp * 8);
-    set_spans(w, p, i, r, &part, &s);
-    include_spans(&reached, &p->across[i], side * c->mcu_across, &p->down[i], side * c->mcu_down);
-    p->samples[i] = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
-    starts[i] = p->samples[i].samples, strides[i] = p->samples[i].stride;
+    plane samples = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
+    starts[i] = samples.samples;
+    strides[i] = samples.stride;
+    for (int k = 0; k < count; k++) {
+      const span *across = &p[k].across[i], *down = &p[k].down[i];
+      set_spans(w, &p[k], i, &r[k], &parts[k], &s);
+      include_spans(&reached, across, side * c->mcu_across, down, side * c->mcu_down);
+      p[k].samples[i] = samples;
+    }
   }
   /* libjpeg decodes and checks complete rows of MCUs. In decoder.h, the MCUs of an only component
    * have one block; in libjpeg, they have v_samp rows of blocks. */
   int rows = f->num_components == 1 ? f->max_v_samp : 1;
   reached.bottom = smaller((int)round_up(reached.bottom, rows), f->mcus_down);
-  p->num_components = f->num_components;
+  for (int k = 0; k < count; k++) p[k].num_components = f->num_components;
   enum answer answer = decoder_read(w->decoder, &reached, halved, starts, strides);
   if (answer == SHORT_OF_MEMORY) give_up(w, NO_MEMORY, "out of memory");
   return answer == TAKEN;
@@ -555,20 +568,23 @@ static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, co
   read_planes(w, p, r->from == NULL);
 }
 
-/* Decodes an image, and resizes the requested part to planes. Returns whether there is chroma. */
-static int shrink(workspace *w, const uint8_t *data, size_t size, const request *r, int mirrored,
-                  plane *shrunk) {
-  planes_of_image p;
-  if (!decode_ourselves(w, data, size, r, &p)) decode_by_libjpeg(w, data, size, r, &p);
-  for (int i = 0; i < p.num_components; i++) {
-    plane *in = &p.samples[i];
-    in->samples += p.down[i].begin * in->stride + p.across[i].begin;
-    in->width = p.across[i].map.num_in;
-    in->height = p.down[i].map.num_in;
-    shrunk[i] = new_plane(w, &w->shrunk[i], p.across[i].map.num_out, p.down[i].map.num_out);
-    resize_plane(w, in, &p.across[i].map, &p.down[i].map, &shrunk[i], mirrored);
+static void decode(workspace *w, const uint8_t *data, size_t size, const request *r,
+                   planes_of_image *p) {
+  if (!decode_ourselves(w, data, size, r, 1, p)) decode_by_libjpeg(w, data, size, r, p);
+}
+
+/* Resizes the part of decoded planes that a request needs. Returns whether there is chroma. */
+static int resize(workspace *w, const planes_of_image *p, int mirrored, plane *resized) {
+  for (int i = 0; i < p->num_components; i++) {
+    const mapping *across = &p->across[i].map, *down = &p->down[i].map;
+    plane in = p->samples[i];
+    in.samples += p->down[i].begin * in.stride + p->across[i].begin;
+    in.width = across->num_in;
+    in.height = down->num_in;
+    resized[i] = new_plane(w, &w->shrunk[i], across->num_out, down->num_out);
+    resize_plane(w, &in, across, down, &resized[i], mirrored);
   }
-  return p.num_components == 3;
+  return p->num_components == 3;
 }
 
 /* Returns a plane of chroma from the route's first pixel on. `part` is the window that was
@@ -597,7 +613,7 @@ static void write_route(workspace *w, const uint8_t *data, size_t size, const wi
   int top = r->top & ~1;
   window needed = {top, r->left, r->bottom - top, r->right - r->left};
   request asked = {&needed, needed.height, needed.width, 1, NEAREST_TWO, max_pixels, 1, NEAR};
-  if (!decode_ourselves(w, data, size, &asked, &p)) decode_by_libjpeg(w, data, size, &asked, &p);
+  decode(w, data, size, &asked, &p);
   const sampling *s = &p.sampled[0];
   if (s->h_samp != s->max_h_samp || s->v_samp != s->max_v_samp)
     give_up(w, DECLINED, "unusual sampling");
@@ -820,10 +836,20 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
   request r = {NULL, height, width, 2, BICUBIC, max_pixels, 0, 0};
-  if (!shrink(w, data, size, &r, 0, planes))
+  planes_of_image p;
+  decode(w, data, size, &r, &p);
+  if (!resize(w, &p, 0, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, (height + 1) / 2, (width + 1) / 2);
   encode(w, planes, quality);
   return end(w);
+}
+
+/* Writes the result of a request as RGB pixels, given the decoded planes. */
+static void write_view(workspace *w, const request *r, const planes_of_image *p, const output *to) {
+  plane planes[3];
+  if (!resize(w, p, to->mirrored, planes))
+    for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, r->height, r->width);
+  write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(r->width)));
 }
 
 /* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels. With
@@ -850,32 +876,95 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
     write_route(w, data, size, NULL, &unchanged, max_pixels, to);
     return end(w);
   }
-  plane planes[3];
   request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC, 0};
-  if (!shrink(w, data, size, &r, to->mirrored, planes))
-    for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
-  write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));
+  planes_of_image p;
+  decode(w, data, size, &r, &p);
+  write_view(w, &r, &p, to);
   return end(w);
 }
 
-/* One image for planes_decode_many, which sets `status` to the result of planes_decode. */
+/* One view of an image for planes_decode_many, which sets `status` to the result of planes_decode.
+ * The views of an image are next to each other. */
 typedef struct {
   const uint8_t *data;
   size_t size;
   uint8_t *to;
   window from;
+  int height, width, kernel;
   int mirrored, status;
 } job;
 
-/* Calls planes_decode for `count` jobs. Each job has its own `to` and `mirrored`. A caller that
- * must take a lock after each call, like Python's interpreter, takes it only once for all jobs. */
-EXPORT void planes_decode_many(workspace *w, job *jobs, int64_t count, int height, int width,
-                               int kernel, int64_t max_pixels, const output *how) {
+enum { WAITING = -1 }; /* the status of a job that has not run */
+
+static output output_of(const job *j, const output *how) {
+  output to = *how;
+  to.to = j->to;
+  to.mirrored = j->mirrored;
+  return to;
+}
+
+/* Decodes an image once for several views. All of them must need the same scale, and must not be
+ * `is_alone`. */
+static int decode_together(workspace *w, job *const *jobs, int count, int64_t max_pixels,
+                           const output *how) {
+  request requests[MOST_VIEWS];
+  planes_of_image planes[MOST_VIEWS];
+  release_all(w, KEPT_BYTES);
+  begin(w);
+  if (setjmp(w->escape)) return end(w);
+  for (int k = 0; k < count; k++) {
+    const job *j = jobs[k];
+    requests[k] = (request){&j->from, j->height, j->width, 1, (enum kernel)j->kernel, max_pixels,
+                            1, 0};
+  }
+  if (!decode_ourselves(w, jobs[0]->data, jobs[0]->size, requests, count, planes))
+    give_up(w, DECLINED, "not decoded together");
+  for (int k = 0; k < count; k++) {
+    output to = output_of(jobs[k], how);
+    write_view(w, &requests[k], &planes[k], &to);
+  }
+  return end(w);
+}
+
+/* Returns whether a job's result is not resized from planes that other jobs can share. */
+static int is_alone(const job *j) {
+  return j->kernel == BICUBIC || j->kernel == SQUARE || j->height < 1 || j->width < 1 ||
+         j->height > MAX_SIDE || j->width > MAX_SIDE || is_unchanged(&j->from, j->height, j->width);
+}
+
+/* Decodes an image once for all jobs that need a scale. */
+static void decode_views(workspace *w, job *jobs, int count, int eighths, int64_t max_pixels,
+                         const output *how) {
+  job *group[MOST_VIEWS];
+  int members = 0;
   for (job *j = jobs; j < jobs + count; j++) {
-    output to = *how;
-    to.to = j->to;
-    to.mirrored = j->mirrored;
-    j->status = planes_decode(w, j->data, j->size, &j->from, height, width, kernel, max_pixels, &to);
+    if (is_alone(j)) continue;
+    request r = {&j->from, j->height, j->width, 1, (enum kernel)j->kernel, max_pixels, 1, 0};
+    if (eighths_of(&r, &j->from) == eighths) group[members++] = j;
+  }
+  if (members < 2 || decode_together(w, group, members, max_pixels, how) != DONE) return;
+  for (int k = 0; k < members; k++) group[k]->status = DONE;
+}
+
+/* Calls planes_decode for `count` jobs, but decodes an image only once for all of its views that
+ * need the same scale. The results are the same. A caller that must take a lock after each call,
+ * like Python's interpreter, takes it only once for all jobs. */
+EXPORT void planes_decode_many(workspace *w, job *jobs, int64_t count, int64_t max_pixels,
+                               const output *how) {
+  for (int64_t first = 0, num; first < count; first += num) {
+    job *views = jobs + first;
+    num = 1;
+    while (first + num < count && num < MOST_VIEWS && views[num].data == views->data) num++;
+    for (int k = 0; k < num; k++) views[k].status = WAITING;
+    /* decoder.c has these two scales. */
+    for (int eighths = 8; num > 1 && eighths >= 4; eighths /= 2)
+      decode_views(w, views, (int)num, eighths, max_pixels, how);
+    for (job *j = views; j < views + num; j++) {
+      if (j->status != WAITING) continue;
+      output to = output_of(j, how);
+      j->status = planes_decode(w, j->data, j->size, &j->from, j->height, j->width, j->kernel,
+                                max_pixels, &to);
+    }
   }
 }
 
@@ -888,7 +977,7 @@ EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t 
   if (setjmp(w->escape)) return end(w);
   planes_of_image p;
   request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels, 0, 0}; /* decodes at full size */
-  if (!decode_ourselves(w, data, size, &r, &p)) decode_by_libjpeg(w, data, size, &r, &p);
+  decode(w, data, size, &r, &p);
   int width = p.across[0].end, height = p.down[0].end;
   uint32_t *sums = (uint32_t *)room(w, &w->strip, sizeof *sums * (size_t)round_up(width, VECTOR));
   likeness_means(w->simd, p.samples[0].samples, p.samples[0].stride, width, height, sums, means);

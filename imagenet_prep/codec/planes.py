@@ -97,7 +97,11 @@ _KERNEL = {
         ctypes.POINTER(PixelOutput),
     ),
     "planes_decode_many": (
-        *(None, _POINTER, _POINTER, ctypes.c_int64, *[_NUMBER] * 3, _PIXELS),
+        None,
+        _POINTER,
+        _POINTER,
+        ctypes.c_int64,
+        _PIXELS,
         ctypes.POINTER(PixelOutput),
     ),
     "planes_prove": (_NUMBER, *_IMAGE),
@@ -163,12 +167,13 @@ SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3, "avx512": 4}
 # benchmarks).
 JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # Resize filters, numbered as in filters.h: bicubic, which `shrink` uses; linear with antialiasing;
-# linear between two neighbours, which is faster but aliases; and the square crop of a complete
-# image that generative models use, with Pillow's filters (square.h).
+# linear between two neighbours, which is faster but aliases; the square crop of a complete image
+# that generative models use, with Pillow's filters (square.h); and Pillow's bicubic filter.
 BICUBIC = 0
 LINEAR = 1
 NEIGHBOURS = 2
 SQUARE = 3
+KEYS = 4
 MOST_SQUARE = 8192
 _DONE = 0
 _NO_MEMORY = 2
@@ -189,9 +194,10 @@ _JOB = np.dtype(
     [
         *((name, np.uintp) for name in ("data", "size", "to")),
         ("window", np.int32, 4),
-        ("mirrored", np.int32),
+        *((name, np.int32) for name in ("height", "width", "kernel", "mirrored")),
         ("status", np.int32),
-    ]
+    ],
+    align=True,
 )
 # A 4:2:2 JPEG of 21 x 17 pixels. _PROOF is the sha256 of the file that the codec `planes-1` makes
 # from it with 16 x 13 pixels.
@@ -271,7 +277,8 @@ class Look:
     height: int  # of the result in pixels, 1 ... 65500
     width: int
     values: Values
-    kernel: int  # BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window
+    # BICUBIC, LINEAR, NEIGHBOURS, KEYS or SQUARE, which needs the complete image as window.
+    kernel: int
     channels_first: bool = False  # the result is [3, height, width], not [height, width, 3]
 
     def decode(
@@ -311,24 +318,29 @@ class Look:
     ) -> npt.NDArray[np.void]:
         """Returns n jobs for `decode_many`; all arguments must stay alive as long as the jobs.
 
-        Each argument holds n values of an argument of `decode`, so `windows` is [n, 4].
+        Each argument holds n values of an argument of `decode`, so `windows` is [n, 4]. Each field
+        of the jobs may be changed. Neighbours with the same `data` are decoded together.
         """
         self._check(pixels[0])
         jobs = np.empty(len(encoded), _JOB)
         jobs["data"] = [_address(data) for data in encoded]
         jobs["size"] = [len(data) for data in encoded]
         jobs["to"] = pixels.ctypes.data + np.arange(len(encoded)) * pixels.strides[0]
-        jobs["window"], jobs["mirrored"] = windows, mirrored
+        jobs["window"] = windows
+        jobs["mirrored"] = mirrored
+        jobs["height"] = self.height
+        jobs["width"] = self.width
+        jobs["kernel"] = self.kernel
         return jobs
 
     def decode_many(self, jobs: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
         """Runs `jobs`, which must be contiguous; returns the result of `decode` for each job.
 
+        The jobs may be of several looks with the same type and layout of values.
         Outside the cage, the result is also False for images that decoder.c does not accept.
         """
         output = self._output(0, mirrored=False)
-        arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
-        return allowed_here().decode_many(jobs, *arguments)
+        return allowed_here().decode_many(jobs, MAX_PIXELS, output)
 
     def _check(self, pixels: npt.NDArray[Any]) -> None:
         assert pixels.flags.c_contiguous

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys
 from imagenet_prep.engine import TaskOutput
-from imagenet_prep.read.feed import ColumnRows
+from imagenet_prep.read.column_rows import ColumnRows
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.writer import sha256

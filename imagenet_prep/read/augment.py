@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.read.order import mix, stream
+from imagenet_prep.read.recipes import RANDOM, CropRecipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 # numbers of random streams; read/order.py uses 1 and 2
 _DRAWS = 3
 _COLOURS = 4
-# As in torchvision's RandomResizedCrop: the range of crop area / image area, the range of width /
-# height, and the number of attempts before the largest central crop is used.
-_AREA = (0.08, 1.0)
-_ASPECT = (3 / 4, 4 / 3)
+_FILTERS = 5
+# As in torchvision's RandomResizedCrop: attempts before the largest central crop is used.
 _ATTEMPTS = 10
 
 # The constants of train_imagenet_resnet_hvd.py with --increased_aug, as it ran on 256 GPUs. The
@@ -32,54 +31,6 @@ _SATURATION = 0.4
 _CONTRAST = 0.4
 # Converts RGB to YIQ (NTSC 1953). tf.contrib's random_hsv_in_yiq rotates the hue in this space.
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
-
-
-Colours = tuple[float, float, float]  # a number for each of R, G, B
-
-
-@dataclass(frozen=True)
-class CropRecipe:
-    """The constants of a preprocessing recipe.
-
-    Attributes:
-      mean, std: mean and standard deviation of R, G, B in [0, 255], for normalising images.
-      keep_aspect: if True, aspect ratios of crops are measured in image pixels, and the central
-        crop is square. If False, crops are chosen as if the image were square.
-      evaluation: side of the central crop as a share of the image's shorter side. If keep_aspect
-        is False, height and width of the crop as a share of the image's height and width.
-      padding: None if images are cropped. Otherwise, training shifts complete images by up to this
-        number of pixels and fills the gap with black.
-      square: if True, the codec crops the central square and resizes it with Pillow's filters.
-    """
-
-    mean: Colours
-    std: Colours
-    keep_aspect: bool = False
-    evaluation: float = 1.0
-    padding: int | None = None
-    mirrors: bool = True  # mirror half of the training images
-    square: bool = False
-
-
-RECIPES = {
-    # Inception crops (Szegedy et al. 2015), as in torchvision. Evaluation crops 224 pixels from an
-    # image with a shorter side of 256. mean and std are the usual ones of ImageNet times 255.
-    "resnet": CropRecipe(
-        mean=(123.675, 116.28, 103.53),
-        std=(58.395, 57.12, 57.375),
-        keep_aspect=True,
-        evaluation=224 / 256,
-    ),
-    # From crop_and_resize_image and cnn_model_function in train_imagenet_resnet_hvd.py (AWS
-    # tutorial).
-    "tutorial": CropRecipe(mean=(121.0, 115.0, 100.0), std=(70.0, 68.0, 71.0), evaluation=0.8),
-    # From train_preprocess_fn in the SageMaker guide. mean and std are of CIFAR-10's train split.
-    "cifar10": CropRecipe(mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4),
-    # Digits are not shifted or mirrored. mean and std are of MNIST's train split.
-    "mnist": CropRecipe(mean=(33.3,) * 3, std=(78.6,) * 3, padding=0, mirrors=False),
-    # The crop of center_crop_arr in guided-diffusion, whose training also mirrors images.
-    "adm": CropRecipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
-}
 
 
 @dataclass(frozen=True)
@@ -94,17 +45,28 @@ class Views:
     # pixel + colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. `mean` is the mean pixel
     # of the cropped and resized image.
     colours: npt.NDArray[np.float32] | None = None
+    # [N]: whether the image is resized with the bicubic filter; None if all have the same filter.
+    cubic: npt.NDArray[np.bool_] | None = None
 
 
 def central_views(
-    recipe: CropRecipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
+    recipe: CropRecipe,
+    heights: npt.NDArray[np.int64],
+    widths: npt.NDArray[np.int64],
+    size: tuple[int, int],
 ) -> Views:
-    """Returns central crops without mirroring, for evaluation."""
-    sides = (heights, widths)
+    """Returns central crops without mirroring, for evaluation at `size`, which is height, width."""
+    whole_height = heights.astype(np.float64)
+    whole_width = widths.astype(np.float64)
     if recipe.keep_aspect:
-        sides = (np.minimum(heights, widths),) * 2
-    shown = [np.maximum(1, np.rint(side * recipe.evaluation)) for side in sides]
-    boxes = _boxes(heights, widths, shown[0], shown[1], 0.5, 0.5)
+        height, width = size
+        # Products of integers, so a square result gets the same crop for every side.
+        covered = np.minimum(whole_height * width, whole_width * height)
+        whole_height = covered / width
+        whole_width = covered / height
+    tall = np.maximum(1, np.rint(whole_height * recipe.share))
+    wide = np.maximum(1, np.rint(whole_width * recipe.share))
+    boxes = _boxes(heights, widths, tall, wide, 0.5, 0.5)
     return Views(boxes, np.zeros(len(heights), bool))
 
 
@@ -131,9 +93,14 @@ def random_views(
     else:
         moved = np.floor(draws[:, -3:-1] * (2 * recipe.padding + 1)) - recipe.padding
         boxes = np.concatenate([moved, heights[:, None], widths[:, None]], axis=1).astype(np.int32)
-    mirrored = (draws[:, -1] < 0.5) & recipe.mirrors
-    key = stream(seed, epoch, _COLOURS, *more)
-    return Views(boxes, mirrored, _colours(numbers, key) if colour else None)
+    mirrored = draws[:, -1] < recipe.mirror
+    colours = None
+    if colour:
+        colours = _colours(numbers, stream(seed, epoch, _COLOURS, *more))
+    cubic = None
+    if recipe.filter == RANDOM:
+        cubic = _uniform(numbers, stream(seed, epoch, _FILTERS, *more), 1)[:, 0] < 0.5
+    return Views(boxes, mirrored, colours, cubic)
 
 
 def boxes_in(
@@ -141,13 +108,13 @@ def boxes_in(
     boxes: npt.NDArray[np.float64],
     heights: npt.NDArray[np.int64],
     widths: npt.NDArray[np.int64],
-    side: int,
+    size: tuple[int, int],
     *,
     square: bool = False,
 ) -> npt.NDArray[np.float32]:
     """Converts object boxes [N, most, 4] from fractions of image sides to pixels of the views.
 
-    A box is given as left, top, right, bottom. The views have `side` x `side` pixels. Boxes are
+    A box is given as left, top, right, bottom. The views have height and width `size`. Boxes are
     clipped to the view; a box outside it becomes zeros. With `square`, `views.boxes` is ignored,
     and the views show the central square of the image.
     """
@@ -157,9 +124,11 @@ def boxes_in(
         extent = sides.min(axis=2, keepdims=True)
         left_top = (sides - extent) / 2
     pixels = boxes * sides
-    shown = np.clip((pixels - left_top) * (side / extent), 0, side).astype(np.float32)
+    height, width = size
+    view_sides = np.array([width, height, width, height])
+    shown = np.clip((pixels - left_top) * (view_sides / extent), 0, view_sides).astype(np.float32)
     mirrored = shown[..., [2, 1, 0, 3]]
-    mirrored[..., ::2] = side - mirrored[..., ::2]
+    mirrored[..., ::2] = width - mirrored[..., ::2]
     shown = np.where(views.mirrored[:, None, None], mirrored, shown)
     seen = (shown[..., 0] < shown[..., 2]) & (shown[..., 1] < shown[..., 3])
     shown[~seen] = 0
@@ -172,8 +141,9 @@ def _crops(
     widths: npt.NDArray[np.int64],
     draws: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int32]:
-    area = _AREA[0] + draws[:, :_ATTEMPTS] * (_AREA[1] - _AREA[0])
-    low, high = _ASPECT
+    least, most = recipe.area
+    area = least + draws[:, :_ATTEMPTS] * (most - least)
+    low, high = recipe.aspect
     aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
     whole_height = heights.astype(np.float64)
     whole_width = widths.astype(np.float64)

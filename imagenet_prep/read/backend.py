@@ -10,29 +10,30 @@ framework. `CONVERTERS` converts its NumPy arrays to arrays of the framework of 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from PIL import Image
 
 from imagenet_prep.codec import decoding, planes
 from imagenet_prep.codec.planes import CodecUnavailableError, Look, Values
 from imagenet_prep.core.errors import UsageError, install_line
-from imagenet_prep.core.imports import gpus, gpus_of, lacking
-from imagenet_prep.dataset import jpeg
+from imagenet_prep.core.imports import gpus, gpus_of, is_there, lacking
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.batch import Bfloat16, array_over, leased
-from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.config import ReadConfig, Shown, each_view
+from imagenet_prep.read.decoder import cropped, resized
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.recipes import BICUBIC, RANDOM
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -68,11 +69,45 @@ def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
     return from_numpy(array, bits)
 
 
+def _to_torch(array: npt.NDArray[Any], bits: bool) -> Any:
+    import torch
+
+    if array.dtype.kind == "U":
+        return array.tolist()
+    if bits:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _to_jax(array: npt.NDArray[Any], bits: bool) -> Any:
+    jax: Any = importlib.import_module("jax")
+    if array.dtype.kind == "U":
+        return array.tolist()
+    return jax.numpy.asarray(_to_numpy(array, bits))
+
+
 # A converter's arguments are an array, and whether its uint16 values are the bits of bfloat16.
 CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
     "numpy": _to_numpy,
     "dlpack": lambda array, bits: Bfloat16(array) if bits else array,
     "tensorflow": _to_tensorflow,
+    "torch": _to_torch,
+    "jax": _to_jax,
+}
+
+
+class _Needed(NamedTuple):
+    """The package of a framework, and how to install it."""
+
+    package: str
+    title: str
+    remedy: str
+
+
+_NEEDS = {
+    "tensorflow": _Needed("tensorflow", "TensorFlow", install_line("tf")),
+    "torch": _Needed("torch", "PyTorch", "pip install torch"),
+    "jax": _Needed("jax", "JAX", "pip install jax"),
 }
 
 
@@ -119,7 +154,7 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     uses_gpu = config.device == "gpu" and "images" in config.fields
     if name == "auto":
         # The choice must not depend on the installed packages, since pixels differ by backend.
-        name = "dali" if uses_gpu and not config.constants.square else "native"
+        name = "dali" if uses_gpu and not config.crops.square else "native"
     if uses_gpu and name == "dali":
         _check_gpu(config.rank.local_rank)
     missing = lacking([name])
@@ -149,15 +184,9 @@ def _check_gpu(local_rank: int) -> None:
         )
 
 
-def refuse_contradictions(config: ReadConfig) -> None:
-    """Raises UsageError if `config.backend` (not "auto" here) does not support a setting."""
-    backend = config.backend
-    if config.array_framework == "tensorflow" and lacking(["tensorflow"]):
-        raise UsageError(
-            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
-            "framework='numpy'"
-        )
-    if config.constants.square and "images" in config.fields:
+def _refuse_crops(config: ReadConfig) -> None:
+    """Raises UsageError if `config.backend` cannot make the crops."""
+    if config.crops.square:
         for name, needed in _SQUARE.items():
             actual = getattr(config, name)
             if actual not in (needed, None):
@@ -165,21 +194,49 @@ def refuse_contradictions(config: ReadConfig) -> None:
                     f"recipe={config.recipe!r} produces the same bytes as Pillow only "
                     f"with {name}={needed!r}; got {actual!r}"
                 )
-        if config.image_size > planes.MOST_SQUARE:
+        height, width = config.size
+        if height != width or height > planes.MOST_SQUARE:
             raise UsageError(
-                f"recipe={config.recipe!r}: image_size={config.image_size}: expected at most "
-                f"{planes.MOST_SQUARE}"
+                f"recipe={config.recipe!r}: image_size={config.image_size}: expected a side of at "
+                f"most {planes.MOST_SQUARE}"
             )
+    if config.backend == "native":
+        return
+    if config.has_view_list or config.sizes:
+        raise UsageError(
+            f"backend={config.backend!r}: sizes= and a list of views need backend='native'"
+        )
+    if config.is_training and config.crops.filter == RANDOM:
+        raise UsageError(
+            f"backend={config.backend!r}: filter='random' needs backend='native'. Choose it, or "
+            "filter='bicubic'"
+        )
+
+
+def refuse_contradictions(config: ReadConfig) -> None:
+    """Raises UsageError if `config.backend` (not "auto" here) does not support a setting."""
+    backend = config.backend
+    needed = _NEEDS.get(config.array_framework)
+    if needed is not None and not is_there(needed.package):
+        raise UsageError(
+            f"framework={config.array_framework!r} needs {needed.title}: {needed.remedy}, or "
+            "choose framework='numpy'"
+        )
+    if "images" in config.fields:
+        _refuse_crops(config)
+    if config.out and (config.has_view_list or config.sizes):
+        raise UsageError("out= provides memory of one shape: remove sizes= and the list of views")
     if config.out and backend != "native":
         raise UsageError(f"out= needs backend='native', but the backend is {backend!r}")
     if "images" not in config.fields:
         if config.out:
             raise UsageError("out= provides memory for images, but fields= has no 'images'")
     elif backend == "tfdata":
-        if config.dtype == "float16" or config.device == "gpu" or config.framework == "dlpack":
+        foreign = config.framework not in (None, "tensorflow", "numpy")
+        if config.dtype == "float16" or config.device == "gpu" or foreign:
             raise UsageError(
-                "backend='tfdata' does not support dtype='float16', device='gpu' or "
-                "framework='dlpack'"
+                "backend='tfdata' does not support dtype='float16', device='gpu' or a framework "
+                "other than 'tensorflow' and 'numpy'"
             )
     elif backend == "dali":
         if config.dtype == "bfloat16":
@@ -205,22 +262,15 @@ class NativeBackend:
     """
 
     def __init__(self, config: ReadConfig) -> None:
-        side = config.image_size
         self._config = config
-        shape = (3, side, side) if config.layout == "NCHW" else (side, side, 3)
-        views = () if config.views == 1 else (config.views,)
-        self._shape = (config.batch_size, *views, *shape)
-        self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
-        self._values = Values(config.array_dtype, config.constants.mean, config.constants.std)
+        self._values = Values(config.array_dtype, config.crops.mean, config.crops.std)
         # For colour changes or padding, images are first decoded to bytes and then converted.
-        square = config.constants.square
-        self._cropped = square or config.constants.padding is None
+        self._cropped = config.crops.square or config.crops.padding is None
         self._in_one_pass = not config.is_coloured and self._cropped
-        channels_first = self._in_one_pass and config.layout == "NCHW"
-        values = self._values if self._in_one_pass else planes.BYTES
-        linear = planes.LINEAR if config.is_antialiased else planes.NEIGHBOURS
-        kernel = planes.SQUARE if square else linear
-        self._look = Look(side, side, values, kernel, channels_first=channels_first)
+        self._look = functools.cache(self._new_look)
+        self._free: list[deque[npt.NDArray[Any]]] = [
+            deque(maxlen=_STEPS_AHEAD + 2) for _ in config.shown[0]
+        ]
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         # Running tasks of iterators that were closed early.
@@ -231,6 +281,20 @@ class NativeBackend:
         except CodecUnavailableError as error:
             self._has_planes = False
             say_once(f"images are decoded by Pillow, which is slower: {error.why}")
+
+    def _new_look(self, shown: Shown) -> Look:
+        channels_first = self._in_one_pass and self._config.layout == "NCHW"
+        values = self._values if self._in_one_pass else planes.BYTES
+        kernel = kernel_of(shown, is_cubic=shown.crops.filter == BICUBIC)
+        return Look(shown.height, shown.width, values, kernel, channels_first=channels_first)
+
+    def _shape(self, shown: Shown, size: int) -> tuple[int, ...]:
+        """Returns the shape of an array of `size` images."""
+        shape: tuple[int, ...] = (shown.height, shown.width, 3)
+        if self._config.layout == "NCHW":
+            shape = (3, shown.height, shown.width)
+        has_axis = self._config.has_view_list or shown.count > 1
+        return (size, *((shown.count,) if has_axis else ()), *shape)
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
@@ -254,7 +318,11 @@ class NativeBackend:
                 ahead.popleft()
                 # Memory from `out` is returned unconverted. A conversion may copy, so it must come
                 # after the last write.
-                yield images if self._config.out else convert(images, is_bfloat16)
+                if self._config.out:
+                    yield images[0]
+                    continue
+                arrays = [convert(array, is_bfloat16) for array in images]
+                yield tuple(arrays) if self._config.has_view_list else arrays[0]
         finally:
             # This must not wait, since the garbage collector may call it. Keep the running tasks
             # of all iterators over this reader.
@@ -265,75 +333,104 @@ class NativeBackend:
     def decode(self, encoded: bytes) -> None:
         """Does nothing, because this backend can decode every image that Pillow can decode."""
 
-    def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
-        """Starts to decode a batch; returns its images and the tasks that decode them."""
-        size = self._config.batch_size
-        given, images = self._memory()
-        of_view = images.reshape(size, self._config.views, *self._shape[-3:])
+    def _begin(self, batch: EncodedBatch) -> tuple[list[Any], list[Future[None]]]:
+        """Starts to decode a batch; returns its arrays of images, and the tasks."""
+        size = len(batch.mask)
+        returned = []
+        images: list[npt.NDArray[Any]] = []
+        for shown, free in zip(batch.shown, self._free, strict=True):
+            shape = self._shape(shown, size)
+            given, array = self._memory(shape, free)
+            returned.append(given)
+            by_view = array.reshape(size, shown.count, *shape[-3:])
+            images += [by_view[:, view] for view in range(shown.count)]
         # A task decodes several images, because submitting a task takes the interpreter lock.
         length = -(-size // (_TASKS_PER_THREAD * self._num_threads))
         parts = [slice(first, first + length) for first in range(0, size, length)]
-        shown = []
-        for view, views in enumerate(batch.views):
-            out = of_view[:, view]
-            shown += [self._pool.submit(self._show, batch, views, out, part) for part in parts]
-        return given, shown
+        return returned, [self._pool.submit(self._show, batch, images, part) for part in parts]
 
-    def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
-        """Returns memory for the images of a batch, and a NumPy array over this memory."""
+    def _memory(
+        self, shape: tuple[int, ...], free: deque[npt.NDArray[Any]]
+    ) -> tuple[Any, npt.NDArray[Any]]:
+        """Returns memory for an array of images of a batch, and a NumPy array over this memory."""
         dtype = self._values.table.dtype
         if self._config.out is None:
-            memory = leased(dtype.itemsize * math.prod(self._shape), self._free)
-            array = memory.view(dtype).reshape(self._shape)
+            memory = leased(dtype.itemsize * math.prod(shape), free)
+            array = memory.view(dtype).reshape(shape)
             return array, array
         given = self._config.out()
         name = self._config.array_dtype + (" (or uint16)" if dtype == np.uint16 else "")
-        expected = f"expected contiguous, aligned {name} {list(self._shape)} in CPU memory"
+        expected = f"expected contiguous, aligned {name} {list(shape)} in CPU memory"
         try:
             array = array_over(given)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             raise UsageError(f"out() returned no usable memory ({error}): {expected}") from error
-        if array.dtype != dtype or array.shape != self._shape or not array.flags.carray:
+        if array.dtype != dtype or array.shape != shape or not array.flags.carray:
             actual = f"{array.dtype} {list(array.shape)}"
             actual += "" if array.flags.carray else ", not contiguous or not aligned"
             raise UsageError(f"out() returned {actual}: {expected}")
         return given, array
 
-    def _show(
-        self, batch: EncodedBatch, views: Views, images: npt.NDArray[Any], part: slice
-    ) -> None:
-        encoded, boxes, mirrored = batch.encoded[part], views.boxes[part], views.mirrored[part]
-        images, side = images[part], self._config.image_size
-        pixels = images if self._in_one_pass else np.empty((len(images), side, side, 3), np.uint8)
-        done = np.zeros(len(images), bool)
-        if self._has_planes and self._cropped:
-            done = self._look.decode_many(self._look.jobs(encoded, boxes, mirrored, pixels))
-        for i in np.flatnonzero(~done).tolist():
-            shown = self._in_cage(bytes(encoded[i]), boxes[i].tolist(), bool(mirrored[i]))
-            if self._in_one_pass:
-                self._finish(shown, None, images[i])
-            else:
-                pixels[i] = shown
+    def _show(self, batch: EncodedBatch, images: Sequence[npt.NDArray[Any]], part: slice) -> None:
+        """Decodes a part of a batch; `images` has an array [batch, height, width, 3] per view."""
+        encoded = batch.encoded[part]
+        to = [array[part] for array in images]
+        pixels = to
+        shown = each_view(batch.shown)
         if not self._in_one_pass:
-            for i, image in enumerate(images):
-                colours = None if views.colours is None else views.colours[part][i]
-                self._finish(pixels[i], colours, image)
+            pixels = [np.empty((len(encoded), *each.size, 3), np.uint8) for each in shown]
+        done = self._decode_many(encoded, batch.views, shown, pixels, part)
+        for i, view in np.argwhere(~done).tolist():
+            data = bytes(encoded[i])
+            image = self._in_cage(data, batch.views[view], part.start + i, shown[view])
+            if self._in_one_pass:
+                self._finish(image, None, to[view][i])
+            else:
+                pixels[view][i] = image
+        if not self._in_one_pass:
+            for view, crops in enumerate(batch.views):
+                for i, image in enumerate(to[view]):
+                    colours = None if crops.colours is None else crops.colours[part][i]
+                    self._finish(pixels[view][i], colours, image)
 
-    def _in_cage(self, data: bytes, box: list[int], mirrored: bool) -> npt.NDArray[np.uint8]:
+    def _decode_many(
+        self,
+        encoded: Sequence[bytes | memoryview],
+        views: Sequence[Views],
+        shown: Sequence[Shown],
+        pixels: Sequence[npt.NDArray[Any]],
+        part: slice,
+    ) -> npt.NDArray[np.bool_]:
+        """Decodes all views of images with `planes`; returns [images, views], whether it could."""
+        if not self._has_planes or not self._cropped:
+            return np.zeros((len(encoded), len(views)), bool)
+        by_view = []
+        for view, each, array in zip(views, shown, pixels, strict=True):
+            look = self._look(each)
+            jobs = look.jobs(encoded, view.boxes[part], view.mirrored[part], array)
+            if view.cubic is not None:
+                jobs["kernel"] = [kernel_of(each, is_cubic=c) for c in view.cubic[part].tolist()]
+            by_view.append(jobs)
+        # The views of an image are next to each other, so that it is decoded only once.
+        jobs = np.stack(by_view, axis=1)
+        return self._look(shown[0]).decode_many(jobs.reshape(-1)).reshape(jobs.shape)
+
+    def _in_cage(
+        self, data: bytes, views: Views, number: int, shown: Shown
+    ) -> npt.NDArray[np.uint8]:
         """Decodes an image that decoder.c does not accept: with libjpeg, or with Pillow."""
-        side = self._config.image_size
+        box = views.boxes[number].tolist()
+        is_mirrored = bool(views.mirrored[number])
+        is_cubic = shown.crops.filter == BICUBIC
+        if views.cubic is not None:
+            is_cubic = bool(views.cubic[number])
+        kernel = kernel_of(shown, is_cubic=is_cubic)
         if self._has_planes and self._cropped:
-            pixels = decoding.window(data, box, side, self._look.kernel, is_mirrored=mirrored)
+            pixels = decoding.window(data, box, shown.size, kernel, is_mirrored=is_mirrored)
             if pixels is not None:
                 return pixels
-        crop = cropped(data, box)
-        if self._config.constants.square:
-            pixels = middle_square(crop, side)
-        elif self._config.is_antialiased:
-            pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
-        else:
-            pixels = interpolate(np.asarray(crop), side)
-        return pixels[:, ::-1] if mirrored else pixels
+        pixels = resized(cropped(data, box), shown.size, kernel)
+        return pixels[:, ::-1] if is_mirrored else pixels
 
     def _finish(
         self,
@@ -351,54 +448,16 @@ class NativeBackend:
         to[...] = shown if self._config.layout == "NCHW" else shown.transpose(1, 2, 0)
 
 
+def kernel_of(shown: Shown, *, is_cubic: bool) -> int:
+    """Returns the filter, as `planes.Look` numbers it, of a view whose image may be bicubic."""
+    if shown.crops.square:
+        return planes.SQUARE
+    if is_cubic:
+        return planes.KEYS
+    return planes.LINEAR if shown.antialias else planes.NEIGHBOURS
+
+
 @functools.cache
 def say_once(text: str) -> None:
     """Logs a warning once per process."""
     logging.getLogger(__name__).warning(text)
-
-
-def cropped(data: bytes, box: list[int]) -> Image.Image:
-    """Returns a crop of a JPEG in RGB; pixels outside the image are black."""
-    top, left, height, width = box
-    image = Image.fromarray(decoding.pixels(data, only_jpeg=True))
-    return image.crop((left, top, left + width, top + height))
-
-
-def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
-    """Returns the crop that guided-diffusion's center_crop_arr makes, [side, side, 3]."""
-    width, height = image.size
-    while min(width, height) >= 2 * side:
-        width = width // 2
-        height = height // 2
-        image = image.resize((width, height), Image.Resampling.BOX)
-    # Crop very long images, to limit memory. The result then only approximates center_crop_arr.
-    most = max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)
-    if most < max(width, height):
-        left = max(0, width - most) // 2
-        top = max(0, height - most) // 2
-        width = min(width, most)
-        height = min(height, most)
-        image = image.crop((left, top, left + width, top + height))
-    scale = side / min(width, height)
-    width = round(width * scale)
-    height = round(height * scale)
-    pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-    top = (height - side) // 2
-    left = (width - side) // 2
-    return pixels[top : top + side, left : left + side]
-
-
-def interpolate(pixels: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
-    """Resizes an image [height, width, 3] to [side, side, 3] by linear interpolation."""
-    for axis in (0, 1):
-        length = pixels.shape[axis]
-        at = np.clip((np.arange(side) + 0.5) * length / side - 0.5, 0, length - 1)
-        low = np.floor(at).astype(np.intp)
-        shape = (-1, 1, 1) if axis == 0 else (1, -1, 1)
-        share = (at - low).astype(np.float32).reshape(shape)
-        first, second = (
-            np.take(pixels, index, axis).astype(np.float32)
-            for index in (low, np.minimum(low + 1, length - 1))
-        )
-        pixels = np.rint(first + (second - first) * share).astype(np.uint8)
-    return pixels

@@ -124,12 +124,23 @@ Backend = Literal["auto", "tfdata", "dali", "native"]
 Device = Literal["cpu", "gpu"]
 Dtype = Literal["float32", "bfloat16", "float16", "uint8"]
 Field = Literal[
-    "images", "class_index", "mask", "key", "number", "boxes", "width", "height", "mirrored"
+    "images",
+    "class_index",
+    "mask",
+    "key",
+    "number",
+    "boxes",
+    "width",
+    "height",
+    "mirrored",
+    "encoded",
 ]
-Framework = Literal["tensorflow", "numpy", "dlpack"]
+Framework = Literal["tensorflow", "numpy", "dlpack", "torch", "jax"]
 Layout = Literal["NHWC", "NCHW"]
 OnBadRecord = Literal["raise", "skip"]
-RecipeName = Literal["resnet", "tutorial", "cifar10", "mnist", "adm"]
+RecipeName = Literal[
+    "resnet", "tutorial", "cifar10", "mnist", "adm", "timm", "torchvision-v2", "mae"
+]
 
 FIELDS: tuple[Field, ...] = get_args(Field)
 DECODED: tuple[Field, ...] = ("images", "class_index", "mask")  # the default of `fields`
@@ -138,22 +149,28 @@ DECODED: tuple[Field, ...] = ("images", "class_index", "mask")  # the default of
 class Batch(TypedDict, Generic[Array]):
     """The examples of one step and rank: a dict of arrays with the requested fields.
 
-    The default fields are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If
-    `views` is larger than 1, `images` and `boxes` have an axis of that size after the batch axis.
+    The default fields are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If an
+    image has several views, `images`, `boxes` and `mirrored` have an axis for them after the batch
+    axis. If `views` is a list, `images` is a tuple with an array [batch, count, ...] for each item;
+    `boxes` and `mirrored` have the views of all items, one after the other.
     Type checkers know the arrays of `Batch[numpy.ndarray]` as NumPy arrays; the arrays of
     `Batch` can have any type.
 
     Attributes:
       images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
         normalised floats of the type `dtype`, or uint8 from 0 to 255.
-      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; -1 if the mask is False.
+      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; -1 if the mask is False. With
+        framework="torch", int64.
       mask: [batch] bool: False for padding in the last evaluation step and for skipped records.
-      key: [batch] strings, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False.
+      key: [batch] strings, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False. With
+        framework="torch" or "jax", a list.
       number: [batch] int64: the number that `Reader.example` takes; -1 if the mask is False.
       boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Unused
         rows, and boxes outside the crop, are zeros.
       width, height: [batch] int32: size of the stored image in pixels; 0 if the mask is False.
       mirrored: [batch] bool: True if the image is mirrored. With several views, [batch, views].
+      encoded: the JPEG of each image as it is stored: a list of bytes, or TensorFlow's tensor of
+        strings; empty if the mask is False. `decode` decodes one of them.
 
     Unpacking a batch gives the names of its fields, as for every dict; `values()` has the arrays.
 
@@ -178,3 +195,4 @@ class Batch(TypedDict, Generic[Array]):
     width: Array
     height: Array
     mirrored: Array
+    encoded: Any

@@ -22,8 +22,8 @@ from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read.batch import array_over
 from imagenet_prep.read.cache import only_one
+from imagenet_prep.read.column_rows import numbers_of
 from imagenet_prep.read.config import Decoding, ReadConfig
-from imagenet_prep.read.feed import numbers_of
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.reader import Reader, open_feed
 from imagenet_prep.storage import columns, local_file
@@ -94,10 +94,10 @@ class ColumnWriter:
             default, they are valid only for the crop in the batches.
           world: rank and size of this process; by default from the launcher or framework.
           finite: raise UsageError for values that are infinite or not a number.
-          reader: arguments for `make_dataset`: image_size, recipe, backend, framework, fields,
-            dtype, layout, antialias, device, num_threads, originals. By default, batches have only
-            images. With "class_index" or "key" in fields, the column is marked as derived from the
-            class.
+          reader: arguments for `make_dataset`: image_size, recipe, share, keep_aspect, filter,
+            mean, std, backend, framework, fields, dtype, layout, antialias, device, num_threads,
+            originals. By default, batches have only images. With "class_index" or "key" in fields,
+            the column is marked as derived from the class.
 
         Raises:
           UsageError: an argument is invalid, or differs from the settings of the existing column.

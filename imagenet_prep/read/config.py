@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
@@ -13,20 +16,34 @@ from imagenet_prep.core.limits import num_cores
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import class_list, column, schema
 from imagenet_prep.read import batch
-from imagenet_prep.read.augment import RECIPES, CropRecipe
+from imagenet_prep.read.order import Size, SizeSchedule
+from imagenet_prep.read.recipes import (
+    BICUBIC,
+    BILINEAR,
+    RANDOM,
+    RECIPES,
+    CropRecipe,
+    Filter,
+    Range,
+    View,
+    height_and_width,
+)
+
+# How often examples appear in an epoch: "classes", a number, or a weight for each class.
+Weights = Literal["classes"] | float | Mapping[str | int, float]
 
 _CHOICES: dict[str, Sequence[str]] = {
     "split": schema.SPLITS,
     "backend": get_args(batch.Backend),
     "framework": get_args(batch.Framework),
-    "recipe": get_args(batch.RecipeName),
+    "recipe": tuple(RECIPES),
     "dtype": get_args(batch.Dtype),
     "layout": get_args(batch.Layout),
     "device": get_args(batch.Device),
     "on_bad_record": get_args(batch.OnBadRecord),
 }
 _REMOTE_WINDOW = 16  # default of `shuffle_window` for remote datasets
-_LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuffle_window": 0}
+_LEAST = {"batch_size": 1, "num_threads": 0, "shuffle_window": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +55,7 @@ class WantedExamples:
     keys: str | os.PathLike[str] | None = None
     exclude: str | os.PathLike[str] | None = None
     allow_unknown: bool = False
+    where: str | None = None
     fraction: float = 1.0
     fold: tuple[int, int] = (0, 1)
     others: bool = False
@@ -67,6 +85,11 @@ class Decoding:
     backend: batch.Backend = "auto"
     framework: batch.Framework | None = None
     recipe: batch.RecipeName = "resnet"
+    share: float | None = None
+    keep_aspect: bool | None = None
+    filter: Filter | None = None
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
     dtype: batch.Dtype | None = None
     layout: batch.Layout = "NHWC"
     antialias: bool | None = None
@@ -83,13 +106,49 @@ class Pass:
     training: bool | None = None
     world: World | None = None
     seed: int = 0
+    area: Range | None = None
+    aspect: Range | None = None
+    mirror: float | None = None
     colour: bool = False
-    views: int = 1
+    views: int | Sequence[View] = 1
+    sizes: Sequence[Size] = ()
+    weights: Weights | None = None
     shuffle_window: int | None = None
     cache_dir: str | os.PathLike[str] | None = None
     cache_gb: float | None = None
     on_bad_record: batch.OnBadRecord = "raise"
+    as_tuple: bool = False
     out: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the images of one array show: `count` crops of height x width pixels."""
+
+    height: int
+    width: int
+    crops: CropRecipe
+    count: int
+    antialias: bool  # images are filtered when downscaled
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.height, self.width
+
+    def description(self) -> str:
+        """Describes the random crops."""
+        crops = self.crops
+        words = [f"{self.height} x {self.width} px", crops.filter]
+        if self.count > 1:
+            words.insert(0, f"{self.count} views")
+        if self.antialias:
+            words.append("antialiased")
+        if crops.padding is None:
+            words.append("area {:g} to {:g}".format(*crops.area))
+            words.append("aspect {:.6g} to {:.6g}".format(*crops.aspect))
+        words.append(f"mirrored {crops.mirror:.0%}")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -99,7 +158,7 @@ class ReadConfig(WantedExamples, Decoding, Pass):
     data_dir: str | os.PathLike[str]
     split: str
     batch_size: int
-    image_size: int = 224
+    image_size: int | tuple[int, int] = 224
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,27 +177,47 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             raise UsageError(
                 f"fields={self.fields!r}: expected some of {expected}, '{column.PREFIX}NAME'"
             )
-        if self.views > 1 and not self.is_training:
+        if self.as_tuple and tuple(self.fields) != batch.DECODED:
+            raise UsageError("as_tuple=True returns images and labels: remove fields=")
+        _require_views(self.views)
+        if not self.is_training and self.views != 1:
             raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
+        self._check_sizes()
+        _ = self.shown  # refuses sizes and crops that are invalid or contradict the recipe
         if self.is_remote:
             try:
-                address.require_base(self.where)
+                address.require_base(self.location)
             except ValueError as error:
                 raise UsageError(f"data_dir: {error}") from None
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
-                f"{self.where} is a folder: cache_dir and cache_gb need a remote dataset"
+                f"{self.location} is a folder: cache_dir and cache_gb need a remote dataset"
             )
 
+    def _check_sizes(self) -> None:
+        if self.weights is not None and not self.is_training:
+            raise UsageError("weights= changes the order of training, not of evaluation")
+        if not self.sizes:
+            return
+        if not self.is_training:
+            raise UsageError("sizes= changes the size of batches in training, not in evaluation")
+        for size in self.sizes:
+            if size.batch_size is not None and size.batch_size < 1:
+                raise UsageError(f"{size}: batch_size: expected at least 1")
+            if size.epoch < 0 or not 0 < size.share < math.inf:
+                raise UsageError(f"{size}: expected an epoch from 0, and a share above 0")
+        if min(size.epoch for size in self.sizes) > 0:
+            raise UsageError(f"sizes={[*self.sizes]}: expected a size with epoch=0")
+
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """The folder or URL of the dataset."""
         return os.fspath(self.data_dir)
 
     @property
     def is_remote(self) -> bool:
         """Whether `data_dir` is a URL, not a folder."""
-        return "://" in self.where
+        return "://" in self.location
 
     @property
     def is_training(self) -> bool:
@@ -153,31 +232,40 @@ class ReadConfig(WantedExamples, Decoding, Pass):
     def view(self, edition: str) -> str | None:
         """Returns a description of an edition's crops, as columns record it; None if random."""
         # With a recipe without crops, training uses the evaluation view, possibly mirrored.
-        if self.is_training and (self.constants.padding != 0 or self.is_coloured):
+        if self.is_training and (self.crops.padding != 0 or self.is_coloured):
             return None
-        crop = self.recipe_for(edition).evaluation
-        share = "" if crop == self.constants.evaluation else f" of {crop:.1%}"
-        unusual = "" if self.is_antialiased else ", not antialiased"
-        return f"evaluation crop{share}, recipe {self.recipe}, {self.image_size} px{unusual}"
+        named = RECIPES[self.recipe]
+        crops = self.recipe_for(edition)
+        filter_ = self.shown[0][0].crops.filter
+        parts = ["evaluation crop"]
+        if crops.share != named.share:
+            parts[0] += f" of {_percent(crops.share)}"
+        if crops.keep_aspect != named.keep_aspect:
+            parts.append("aspect ratio kept" if crops.keep_aspect else "squashed")
+        if self.filter not in (None, named.filter):
+            parts.append(filter_)
+        parts.append(f"recipe {self.recipe}")
+        height, width = self.size
+        parts.append(f"{height} px" if height == width else f"{height} x {width} px")
+        for name in ("mean", "std"):
+            values = getattr(crops, name)
+            if values != getattr(named, name):
+                parts.append(f"{name} {' '.join(map(str, values))}")
+        if not self.shown[0][0].antialias:
+            parts.append("not antialiased")
+        return ", ".join(parts)
 
     def recipe_for(self, edition: str) -> CropRecipe:
-        """Returns the constants of the recipe, with the evaluation crop that an edition needs."""
+        """Returns the settings of crops, with the evaluation crop that an edition needs."""
         known = class_list.named(edition)
-        if known is None or known.crop is None:
-            return self.constants
-        return replace(self.constants, evaluation=known.crop)
+        if known is None or known.crop is None or self.share is not None:
+            return self.crops
+        return replace(self.crops, share=known.crop)
 
     @property
     def array_dtype(self) -> batch.Dtype:
         """The type of images in batches; by default "uint8" for recipe "adm", else "float32"."""
-        return self.dtype or ("uint8" if self.constants.square else "float32")
-
-    @property
-    def is_antialiased(self) -> bool:
-        """Whether images are filtered when downscaled; by default only in the evaluation view."""
-        if self.antialias is None:
-            return not self.is_training or self.constants.padding == 0
-        return self.antialias
+        return self.dtype or ("uint8" if self.crops.square else "float32")
 
     @property
     def rank(self) -> World:
@@ -207,7 +295,88 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         """Whether colours are changed randomly; False in evaluation."""
         return self.colour and self.is_training
 
+    @functools.cached_property
+    def crops(self) -> CropRecipe:
+        """The settings of crops: those of the recipe, with the arguments that change them."""
+        names = ("area", "aspect", "filter", "share", "keep_aspect", "mean", "std", "mirror")
+        wanted = {name: getattr(self, name) for name in names}
+        return RECIPES[self.recipe].changed(self.recipe, wanted)
+
     @property
-    def constants(self) -> CropRecipe:
-        """The constants of the recipe."""
-        return RECIPES[self.recipe]
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return height_and_width(self.image_size)
+
+    @property
+    def has_view_list(self) -> bool:
+        """Whether `views` is a list; each of its items then has an array of images in batches."""
+        return not isinstance(self.views, int)
+
+    @functools.cached_property
+    def schedule(self) -> SizeSchedule:
+        """The sizes of batches by epoch and step; a single one, unless `sizes` has more."""
+        sizes = tuple(self.sizes) or (Size(),)
+        batch_sizes = [size.batch_size or self.batch_size for size in sizes]
+        return SizeSchedule(sizes, batch_sizes, self.seed)
+
+    @functools.cached_property
+    def shown(self) -> tuple[tuple[Shown, ...], ...]:
+        """For each size, what each array of images in a batch shows.
+
+        There is one array, unless `views` is a list.
+        """
+        if isinstance(self.views, int):
+            views: Sequence[View] = (View(count=self.views),)
+        else:
+            views = self.views
+        return tuple(
+            tuple(self._shown(view, size) for view in views) for size in self.schedule.sizes
+        )
+
+    def description(self) -> str:
+        """Describes the images of training, for the log of a run."""
+        arrays = itertools.chain.from_iterable(self.shown)
+        texts = dict.fromkeys(array.description() for array in arrays)
+        return f"recipe {self.recipe}: {'; '.join(texts)}"
+
+    def _shown(self, view: View, size: Size) -> Shown:
+        wanted = {name: getattr(view, name) for name in ("area", "aspect", "filter")}
+        crops = self.crops.changed(self.recipe, wanted)
+        if crops.filter == RANDOM and not self.is_training:
+            crops = replace(crops, filter=BICUBIC)
+        antialias = self.antialias
+        if antialias is None:
+            filters = crops.antialias or crops.filter != BILINEAR
+            antialias = filters or not self.is_training or crops.padding == 0
+        elif not antialias and crops.filter != BILINEAR:
+            raise UsageError(
+                f"filter={crops.filter!r} also filters images when downscaling: remove "
+                "antialias=False"
+            )
+        image_size = self.image_size
+        for wanted_size in (size.image_size, view.image_size):
+            if wanted_size is not None:
+                image_size = wanted_size
+        return Shown(*height_and_width(image_size), crops, view.count, antialias)
+
+
+def each_view(shown: Sequence[Shown]) -> tuple[Shown, ...]:
+    """Returns what each view shows, in the order of `EncodedBatch.views`."""
+    repeated = [itertools.repeat(array, array.count) for array in shown]
+    return tuple(itertools.chain.from_iterable(repeated))
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent, exactly: different shares have different texts."""
+    rounded = round(100 * share, 1)
+    return f"{rounded}%" if rounded / 100 == share else f"{100 * share!r}%"
+
+
+def _require_views(views: object) -> None:
+    """Raises UsageError unless `views` is a number, or a list of views."""
+    if isinstance(views, int):
+        if views >= 1 and not isinstance(views, bool):
+            return
+    elif isinstance(views, Sequence) and views and all(isinstance(v, View) for v in views):
+        return
+    raise UsageError(f"views={views!r}: expected at least 1, or a list of View")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from imagenet_prep.read import batch
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.recipes import BICUBIC
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -139,15 +141,16 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
     """Defines the pipeline; `source` returns encoded images and the arrays from `_arrays`."""
+    ((shown,),) = config.shown
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
-        source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True
+        source=source, num_outputs=1 + shown.count * per_view, batch=True, no_copy=True
     )
     images = [
         _view(config, decoder, encoded, *arrays[first : first + per_view])
         for first in range(0, len(arrays), per_view)
     ]
-    return images[0] if config.views == 1 else fn.stack(*images)
+    return images[0] if shown.count == 1 else fn.stack(*images)
 
 
 @pipeline_def(exec_async=False, exec_pipelined=False)  # type: ignore[untyped-decorator]
@@ -165,7 +168,8 @@ def _view(
     *colours: Any,
 ) -> Any:
     crop = {"axes": [0, 1], "normalized_anchor": False, "normalized_shape": False}
-    if config.constants.padding is None:
+    ((shown,),) = config.shown
+    if shown.crops.padding is None:
         pixels = fn.decoders.image_slice(encoded, anchor, shape, **crop, **decoder)
     else:
         pixels = fn.decoders.image(encoded, **decoder)
@@ -174,10 +178,10 @@ def _view(
         )
     pixels = fn.resize(
         pixels,
-        resize_x=config.image_size,
-        resize_y=config.image_size,
-        interp_type=types.INTERP_LINEAR,
-        antialias=config.is_antialiased,
+        resize_x=shown.width,
+        resize_y=shown.height,
+        interp_type=types.INTERP_CUBIC if shown.crops.filter == BICUBIC else types.INTERP_LINEAR,
+        antialias=shown.antialias,
         # Colours are computed from unrounded pixels.
         dtype=types.FLOAT if config.is_coloured else types.UINT8,
     )
@@ -190,8 +194,8 @@ def _view(
     return fn.crop_mirror_normalize(
         pixels,
         mirror=mirrored,
-        mean=list(config.constants.mean) if normalise else [0.0] * 3,
-        std=list(config.constants.std) if normalise else [1.0] * 3,
+        mean=list(shown.crops.mean) if normalise else [0.0] * 3,
+        std=list(shown.crops.std) if normalise else [1.0] * 3,
         dtype=_DTYPES[config.array_dtype],
         output_layout=config.layout[1:],
     )
@@ -211,9 +215,22 @@ def _to_tensorflow(tensor: Any) -> Any:
     return tf.experimental.dlpack.from_dlpack(capsule)
 
 
+def _to_torch(tensor: Any) -> Any:
+    import torch
+
+    return torch.from_dlpack(tensor)
+
+
+def _to_jax(tensor: Any) -> Any:
+    jax: Any = importlib.import_module("jax")
+    return jax.dlpack.from_dlpack(tensor)
+
+
 # A DALI tensor supports DLPack itself.
 _CONVERTERS = {
     "dlpack": lambda tensor: tensor,
     "numpy": lambda tensor: np.array(tensor.as_cpu()),
     "tensorflow": _to_tensorflow,
+    "torch": _to_torch,
+    "jax": _to_jax,
 }

@@ -44,14 +44,27 @@ def make_dataset(config: ReadConfig) -> Reader:
       data_dir: folder of the dataset, or its s3:// or http(s):// URL.
       split: "train", "validation", "holdout" or "test"; the dataset must have this split.
       batch_size: examples per step and rank.
-      image_size: height and width of the images in pixels.
+      image_size: side, or (height, width), of the images in pixels.
       training: True for shuffled random crops, False for central crops in record order; by
         default True only for the train split.
       world: rank and size of this process; by default from the launcher or framework.
       seed: seed of the order of examples and of random crops, mirroring and colours.
+      area: (low, high): range of crop area / image area in training; by default the recipe's.
+      aspect: (low, high): range of width / height of crops in training; by default the recipe's.
+      mirror: share of the training images that are mirrored, from 0 to 1; by default the recipe's.
       colour: random colour changes in training, as with the tutorial's `--increased_aug`.
       views: independent crops per training image; if > 1, images and boxes get a second axis of
-        this size after the batch axis.
+        this size after the batch axis. Or a list of `View` (only for the native backend): `images`
+        is then a tuple with an array [batch, count, ...] for each item. An image is decoded once
+        for all its crops, or twice if they need two scales.
+      sizes: a list of `Size` (training on the native backend): the size of images and batches from
+        an epoch on. If several sizes begin with the same epoch, each step draws one of them.
+        `images` has the size of the step, and `Reader.steps_per_epoch` is that of the current
+        epoch.
+      weights: how often examples appear in a training epoch; by default once. "classes": each class
+        equally often, in an epoch of the same length; a number: each example this often, on
+        average; or a dict of weights by WNID or class index (1 for all other classes), in an epoch
+        of the same length. Each appearance of an example has its own crops.
       shuffle_window: number of shards that are shuffled together; 0 means all. The default is 0
         for a folder and 16 for a remote dataset, which is fetched window by window. Small windows
         also reduce seeks on disks.
@@ -61,28 +74,46 @@ def make_dataset(config: ReadConfig) -> Reader:
         default no limit. Shards that readers of this node use are kept even above the limit.
       on_bad_record: "raise", or "skip": mask damaged records and list them in `Reader.skipped`.
         Errors of the disk or server, and a completely damaged shard, always raise.
+      as_tuple: batches are tuples for training loops instead of dicts: (images, labels) with
+        framework="torch", where padding has the label -100; otherwise (images, labels, weights),
+        where padding has the label 0 and the weight 0. `fields` must have its default.
       out: function that returns memory for the images of a batch (only for the native backend): a
         NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
         type of `images`. It is called up to three batches ahead; `images` is what it returned.
       backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI with device="gpu",
         otherwise native. The choice does not depend on the installed packages.
-      framework: "tensorflow" tensors, "numpy" arrays, or "dlpack" for PyTorch and JAX without a
-        copy; by default "tensorflow" for tf.data and "numpy" for the other backends.
+      framework: "tensorflow", "torch" or "jax": arrays of this framework; with "torch",
+        `class_index` is int64. "numpy": NumPy arrays. "dlpack": images that PyTorch and JAX import
+        without a copy. By default "tensorflow" for tf.data and "numpy" for the other backends.
       recipe: "resnet": crops as in torchvision; "tutorial": crops and normalisation of the 2018
         tutorial; "cifar10": training shifts images by up to 4 pixels; "mnist": complete images
         without shifts; "adm": the square crop of image generators, with the same bytes as Pillow
-        (only for the native backend and uint8). Evaluation of ImageNet-C and ObjectNet shows the
-        complete square, as in their authors' programs ("tutorial": the complete image).
+        (only for the native backend and uint8); "timm": the defaults of timm, with a filter drawn
+        for each training image (native only); "torchvision-v2": antialiased crops, as for
+        torchvision's weights V2; "mae": bicubic crops of 20 to 100 % of the area. Evaluation of
+        ImageNet-C and ObjectNet shows the complete square, as in their authors' programs
+        ("tutorial": the complete image), unless `share` is given.
+      share: side of the evaluation crop / side of the largest crop with its aspect ratio; without
+        `keep_aspect`, height and width of the crop / those of the image. By default the recipe's.
+      keep_aspect: True: evaluation crops have the aspect ratio of the result, and `aspect` is
+        measured in image pixels. False: evaluation squashes the image, and training chooses crops
+        as if the image had the result's aspect ratio. By default the recipe's.
+      filter: how crops are resized: "bilinear"; "bicubic" (Keys 1981, a = -0.5, as in Pillow); or
+        "random": one of both, drawn for each training image, and bicubic in evaluation (native
+        only). By default the recipe's.
+      mean: mean of R, G and B in [0, 255], for normalised images; by default the recipe's.
+      std: standard deviation of R, G and B in [0, 255], likewise.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) for normalised images;
         "uint8" for images from 0 to 255. By default "float32"; "uint8" for recipe "adm".
       layout: "NHWC" or "NCHW".
-      antialias: filter images when downscaling, as Pillow does; by default only in evaluation, and
-        in training with "mnist". It slows tf.data down by a fifth.
+      antialias: filter images when downscaling, as Pillow does; by default in evaluation, and in
+        training with "mnist", "timm", "torchvision-v2" and every bicubic filter. It slows tf.data
+        down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
       num_threads: number of images decoded in parallel; 0 for this rank's share of the cores.
       fields: keys of `Batch` in order, or "column:NAME" for a column of the dataset; by default
-        images, class_index and mask. Without "images", no image is decoded. Without "images" and
-        "boxes", only the tables of samples are read.
+        images, class_index and mask. Without "images", no image is decoded. Without "images",
+        "encoded" and "boxes", only the tables of samples are read.
       originals: with recipe "adm", True raises UsageError if `prepare` changed any image, and False
         never does. By default, UsageError is raised if `prepare` downscaled larger images to a
         shorter side of `image_size` or less.
@@ -92,6 +123,9 @@ def make_dataset(config: ReadConfig) -> Reader:
       exclude: file with the keys to skip, one per line; or the quarantine.jsonl of a dataset, whose
         excluded keys are skipped.
       allow_unknown: accept keys in `keys` and `exclude` that no example has; print their number.
+      where: condition that examples must meet, such as "width >= 512 and class in ('n01440764',)".
+        It has the names width, height, bytes, class, class_index and key, and columns with one
+        number per image; numbers and strings; + - * / %, comparisons, in, and, or, not.
       fraction: share of the examples to read, chosen by a hash of the key. With the same seed, the
         examples of fraction 0.1 are a subset of those of 0.2.
       fold: (k, n): read part k (from 0) of n disjoint parts, split by a hash of the key.

@@ -32,7 +32,10 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _EXAMPLES = 1
 _SHARDS = 2
 _TURN = 3
+_LINE = 6
+_SIZES = 7
 _IN_TURN = 8
+MOST_APPEARANCES = 100  # of all chosen examples in an epoch, for each of them
 
 
 class Position(NamedTuple):
@@ -61,8 +64,50 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 
 @dataclass(frozen=True)
+class Appearances:
+    """How often each of the chosen examples appears in an epoch.
+
+    The examples of a class together appear as often as expected, to one appearance.
+    """
+
+    by_class: tuple[float, ...]  # expected appearances of an example, by class index
+    classes: npt.NDArray[np.int64]  # class index of each chosen example
+
+    @functools.cached_property
+    def expected(self) -> npt.NDArray[np.float64]:
+        """How often each example appears, on average over the epochs."""
+        return np.array(self.by_class)[self.classes]
+
+    @functools.cached_property
+    def total(self) -> int:
+        """The number of appearances in each epoch."""
+        return round(float(self.expected.sum()))
+
+    def counts(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns how often each example appears in an epoch: its expected number, rounded.
+
+        This is systematic sampling (Madow 1949): the expected numbers lie on a line, one after the
+        other, and each point at a distance of one from the last is an appearance.
+        """
+        places = np.arange(len(self.expected), dtype=np.uint64)
+        hashed = mix(places ^ stream(seed, epoch, _LINE))
+        line = np.lexsort((hashed, self.classes))
+        start = int(stream(seed, epoch, _LINE, 0) >> np.uint64(11)) * 2.0**-53
+        ends = np.floor(np.cumsum(self.expected[line]) + start).astype(np.int64)
+        ends[-1] = self.total  # the sum may be inexact
+        counts = np.empty(len(line), np.int64)
+        counts[line] = np.diff(np.minimum(ends, self.total), prepend=0)
+        return counts
+
+
+@dataclass(frozen=True)
 class Order:
-    """Computes the order in which one node reads the examples of a split in each epoch."""
+    """Computes the order in which one node reads the examples of a split in each epoch.
+
+    An order has the number of each example. If examples appear several times in an epoch, the
+    number of all records is added once for the second appearance, twice for the third, and so on:
+    `records` returns the numbers of the examples.
+    """
 
     examples_per_shard: Sequence[int]
     seed: int | None  # None keeps the examples in record order
@@ -70,11 +115,23 @@ class Order:
     placement: Placement = WHOLE  # the part of the split that the node has
     # Sorted numbers of the examples to read, counted in record order; None for all examples.
     chosen: npt.NDArray[np.int64] | None = None
+    appearances: Appearances | None = None  # None: each chosen example appears once
+
+    @functools.cached_property
+    def num_records(self) -> int:
+        """The number of examples of the split, whether chosen or not."""
+        return sum(self.examples_per_shard)
 
     @property
     def num_examples(self) -> int:
         """The number of examples that all nodes together read per epoch."""
-        return sum(self.examples_per_shard) if self.chosen is None else len(self.chosen)
+        if self.appearances is not None:
+            return self.appearances.total
+        return self.num_records if self.chosen is None else len(self.chosen)
+
+    def records(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the examples that have these numbers in an order."""
+        return numbers if self.appearances is None else numbers % self.num_records
 
     def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the example numbers of an epoch in reading order."""
@@ -88,18 +145,21 @@ class Order:
             in_order = in_order[np.argsort(window_of[in_order], kind="stable")]
         return numbers[in_order]
 
-    def position(self, epoch: int, number: int) -> int | None:
-        """Returns an example's position in the order of `epoch`; None if this node skips it."""
+    def positions(self, epoch: int, number: int) -> list[int]:
+        """Returns an example's positions in the order of `epoch`; [] if this node skips it."""
         numbers = self._part(epoch)
-        places = np.flatnonzero(numbers == number)
-        if not len(places) or self.seed is None:
-            return int(places[0]) if len(places) else None
+        places = np.flatnonzero(self.records(numbers) == number).tolist()
+        if not places or self.seed is None:
+            return places
         hashed, window_of = self._sorted_by(epoch, numbers)
-        before = hashed < hashed[places[0]]
-        if window_of is not None:
-            own = window_of[places[0]]
-            before = (window_of < own) | (window_of == own) & before
-        return int(np.count_nonzero(before))
+        positions = []
+        for place in places:
+            before = hashed < hashed[place]
+            if window_of is not None:
+                own = window_of[place]
+                before = (window_of < own) | (window_of == own) & before
+            positions.append(int(np.count_nonzero(before)))
+        return sorted(positions)
 
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
@@ -114,7 +174,7 @@ class Order:
         window = np.empty(count, np.min_scalar_type(count))
         for number, shards in enumerate(self.windows(epoch)):
             window[shards] = number
-        return hashed, np.repeat(window, self.examples_per_shard)[numbers]
+        return hashed, np.repeat(window, self.examples_per_shard)[self.records(numbers)]
 
     def windows(self, epoch: int) -> list[list[int]]:
         """Returns the shuffle windows of an epoch, which are lists of shards, in reading order."""
@@ -133,7 +193,9 @@ class Order:
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
     def _part(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the examples that this node reads in `epoch`, in record order."""
+        """Returns the numbers that this node reads in `epoch`, in record order."""
+        if self.appearances is not None:
+            return self._appearing(self.appearances, epoch)
         if self.chosen is not None:
             return self.chosen
         total = self.num_examples
@@ -143,6 +205,22 @@ class Order:
             turn = int(stream(self.seed, epoch, _TURN)) % (most + 1)
         first, count = self.placement.part(total, turn)
         return np.arange(first, first + count, dtype=np.int64) % max(total, 1)
+
+    def _appearing(self, appearances: Appearances, epoch: int) -> npt.NDArray[np.int64]:
+        assert self.seed is not None
+        counts = appearances.counts(self.seed, epoch)
+        numbers = np.arange(self.num_records) if self.chosen is None else self.chosen
+        repeated = np.repeat(numbers, counts)
+        # The number of earlier appearances of the same example.
+        earlier = np.arange(len(repeated)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return repeated + earlier * self.num_records
+
+
+class BatchShape(NamedTuple):
+    """The size of a batch of one rank."""
+
+    batch_size: int
+    size: int = 0  # number in the reader's list of sizes
 
 
 @dataclass(frozen=True)
@@ -155,6 +233,11 @@ class Steps:
     batch_size: int  # examples per rank and step
     drop_tail: bool  # drop an incomplete last step, as in training
     nodes: int = 1  # number of nodes with separate orders; 1 if all ranks share one order
+    size: int = 0  # number of the size of all steps in the reader's list of sizes
+
+    def shape_of(self, _step: int) -> BatchShape:
+        """Returns the size of a step's batches."""
+        return BatchShape(self.batch_size, self.size)
 
     @property
     def global_batch(self) -> int:
@@ -188,6 +271,124 @@ class Steps:
         return min(self.start + steps * self.global_batch, self.num_examples)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The size of batches from an epoch on; a list of them is `sizes` of `make_dataset`.
+
+    If several sizes begin with the same epoch, each step draws one of them.
+
+    Attributes:
+      image_size: side, or height and width, in pixels; None: that of the reader.
+      batch_size: examples per step and rank; None: that of the reader.
+      epoch: the first epoch with this size, from 0.
+      share: the share of steps with this size, relative to the other sizes of the same epoch.
+
+    Example:
+      >>> from imagenet_prep.read import Size, make_dataset
+      >>> sizes = [Size(image_size=128, batch_size=16), Size(image_size=160, epoch=1)]
+      >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, sizes=sizes)
+      >>> next(iter(reader))["images"].shape
+      (16, 128, 128, 3)
+    """
+
+    image_size: int | tuple[int, int] | None = None
+    batch_size: int | None = None
+    epoch: int = 0
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class SizeSchedule:
+    """Sizes of batches by epoch and step; `batch_sizes` and `sizes` have the same length."""
+
+    sizes: Sequence[Size]
+    batch_sizes: Sequence[int]
+    seed: int
+
+    def of_epoch(self, epoch: int) -> list[int]:
+        """Returns the numbers of the sizes of an epoch's steps."""
+        begun = max(size.epoch for size in self.sizes if size.epoch <= epoch)
+        return [number for number, size in enumerate(self.sizes) if size.epoch == begun]
+
+    def steps(
+        self,
+        epoch: int,
+        start: int,
+        num_examples: int,
+        world_size: int,
+        *,
+        drop_tail: bool,
+        nodes: int,
+    ) -> Steps | DrawnSteps:
+        """Returns the steps of an epoch after its first `start` examples."""
+        numbers = self.of_epoch(epoch)
+        if len(numbers) > 1:
+            return DrawnSteps(start, num_examples, world_size, self, epoch)
+        (number,) = numbers
+        batch_size = self.batch_sizes[number]
+        return Steps(start, num_examples, world_size, batch_size, drop_tail, nodes, number)
+
+    def drawn(self, epoch: int, start: int) -> int:
+        """Returns the number of the size of the step after `start` examples of an epoch."""
+        numbers = self.of_epoch(epoch)
+        shares = np.cumsum([self.sizes[number].share for number in numbers])
+        uniform = int(stream(self.seed, epoch, _SIZES, start) >> np.uint64(11)) * 2.0**-53
+        return numbers[int(np.searchsorted(shares, uniform * shares[-1], side="right"))]
+
+
+@dataclass(frozen=True)
+class DrawnSteps:
+    """Divides the remaining examples of an epoch into steps of drawn sizes; see `Steps`.
+
+    A step's size depends on the number of examples before it, so a run can resume with any number
+    of ranks.
+    """
+
+    start: int
+    num_examples: int
+    world_size: int
+    schedule: SizeSchedule
+    epoch: int
+    drop_tail = True
+
+    @functools.cached_property
+    def _steps(self) -> list[tuple[int, int]]:
+        """Start and size of each step; the last start is that of the dropped examples."""
+        steps = []
+        start = self.start
+        while True:
+            size = self.schedule.drawn(self.epoch, start)
+            steps.append((start, size))
+            start += self.world_size * self.schedule.batch_sizes[size]
+            if start > self.num_examples:
+                return steps
+
+    @property
+    def count(self) -> int:
+        """The number of remaining steps, which is the same for every rank."""
+        return len(self._steps) - 1
+
+    @property
+    def dropped(self) -> int:
+        """The number of examples at the end of the epoch that no rank reads."""
+        return self.num_examples - self._steps[-1][0]
+
+    def shape_of(self, step: int) -> BatchShape:
+        """Returns the size of a step's batches."""
+        size = self._steps[step][1]
+        return BatchShape(self.schedule.batch_sizes[size], size)
+
+    def positions(self, step: int, rank: int) -> range:
+        """Returns the positions in the order that a rank reads in a step."""
+        batch_size = self.shape_of(step).batch_size
+        first = self._steps[step][0] + rank * batch_size
+        return range(first, first + batch_size)
+
+    def after(self, steps: int) -> int:
+        """Returns the number of examples of the epoch that were read after `steps` steps."""
+        return self._steps[steps][0]
+
+
 class StepSampler:
     """A sampler for a PyTorch DataLoader over a reader; created by `Reader.sampler`.
 
@@ -207,7 +408,7 @@ class StepSampler:
 
     def __init__(
         self,
-        steps: Callable[[int], Steps],
+        steps: Callable[[int, int], Steps | DrawnSteps],
         position: Callable[[dict[str, Any]], Position],
         state: dict[str, Any],
     ) -> None:
@@ -222,15 +423,16 @@ class StepSampler:
         return self._after(self._handed_out).epoch
 
     def __len__(self) -> int:
-        return self._steps(0).count
+        return self._steps(self.epoch, 0).count
 
     def __iter__(self) -> Iterator[Position]:
         first = self._after(self._handed_out)
-        is_second_evaluation = self._handed_out > 0 and not self._steps(0).drop_tail
+        drops = self._steps(first.epoch, 0).drop_tail
+        is_second_evaluation = self._handed_out > 0 and not drops
         if not first.examples_read or is_second_evaluation:
             self._began = first._replace(examples_read=0)
         first = self._began
-        steps = self._steps(first.examples_read)
+        steps = self._steps(first.epoch, first.examples_read)
         for step in range(steps.count):
             self._handed_out = step + 1
             yield first._replace(examples_read=steps.after(step))
@@ -252,7 +454,7 @@ class StepSampler:
 
     def _after(self, steps: int) -> Position:
         began = self._began
-        remaining = self._steps(began.examples_read)
+        remaining = self._steps(began.epoch, began.examples_read)
         if steps < remaining.count:
             return began._replace(examples_read=remaining.after(steps))
         return began._replace(epoch=began.epoch + 1, examples_read=0)

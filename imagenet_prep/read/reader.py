@@ -2,36 +2,37 @@
 
 `open_reader` opens a dataset. `open_records` opens the records of a split, and `open_feed` creates
 the `Choice`, `Order` and `Feed` of a reader.
-
-`Diagnosis` finds the image that a backend cannot decode, since errors of frameworks do not name it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic, cast
 
-from imagenet_prep.codec import decoding
+import numpy as np
+
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.address import absolute
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.core.world import require_same_ranks, this_process
+from imagenet_prep.core.world import World, require_same_ranks, this_process
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.schema import OBJECTNET
-from imagenet_prep.read.augment import Colours
+from imagenet_prep.read import source
 from imagenet_prep.read.backend import (
-    CONVERTERS,
     Backend,
     choose_backend,
     open_backend,
@@ -40,79 +41,27 @@ from imagenet_prep.read.backend import (
 )
 from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.decode_steps import as_batch, decoded_steps
 from imagenet_prep.read.feed import EncodedBatch, Feed
-from imagenet_prep.read.order import Order, Position, Steps, StepSampler, step_sampler
+from imagenet_prep.read.order import (
+    Appearances,
+    BatchShape,
+    DrawnSteps,
+    Order,
+    Position,
+    Steps,
+    StepSampler,
+    step_sampler,
+)
 from imagenet_prep.read.receipt import STATE_VERSION, packed
+from imagenet_prep.read.recipes import Colours
 from imagenet_prep.read.records import Records
-from imagenet_prep.read.selection import Choice, Finder
+from imagenet_prep.read.selection import Choice, Finder, class_indices, expected_by_class
+from imagenet_prep.read.source import ExampleSource
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
-
-class Diagnosis:
-    """Remembers the batches that a backend is decoding; rereads their images if decoding fails."""
-
-    def __init__(
-        self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
-    ) -> None:
-        """`decode` is `Backend.decode`; `epoch`, `start`, `steps`: arguments of `Feed.batches`."""
-        self._feed = feed
-        self._decode = decode
-        self._part = epoch, start, steps
-        self._fed: deque[EncodedBatch] = deque()
-        self._error: ImagenetPrepError | None = None
-
-    def batches(self) -> Iterator[EncodedBatch]:
-        """Yields the batches, and remembers them without their images, to save memory."""
-        try:
-            for batch in self._feed.batches(*self._part):
-                self._fed.append(batch._replace(encoded=[]))
-                yield batch
-        except ImagenetPrepError as error:
-            # A framework raises its own error if a Python callback fails, so keep this one.
-            self._error = error
-            raise
-
-    def decoded(self) -> EncodedBatch:
-        """Returns the oldest remembered batch, which the backend has now decoded."""
-        return self._fed.popleft()
-
-    def explain(self, error: Exception) -> None:
-        """Masks the images that cannot be decoded; raises `error` if all can be decoded."""
-        if self._error is not None:
-            raise self._error from None
-        has_skipped = False
-        records = self._feed.records
-        for batch in tuple(self._fed):
-            for number in batch.numbers[batch.mask].tolist():
-                encoded = records.read(number).encoded
-                why = problem(encoded, self._decode, self._feed.config.backend)
-                if why:
-                    self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))
-                    has_skipped = True
-        if not has_skipped:
-            raise error
-
-
-def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
-    """Returns why Pillow or the backend cannot decode a JPEG; None if both can."""
-    try:
-        decoding.pixels(encoded, only_jpeg=True)
-    except BadImageError as error:
-        return f"does not decode: {error}"
-    try:
-        decode(encoded)
-    except Exception as error:  # noqa: BLE001 - each framework has its own errors
-        return (
-            f"backend {backend!r} cannot decode it, but Pillow can: {_reason(error)}. Use "
-            "backend='native' or on_bad_record='skip'"
-        )
-    return None
-
-
-def _reason(error: Exception) -> str:
-    """Returns the line of a framework's error message that states the reason."""
-    lines = str(error).partition("encountered:")[2] or str(error)
-    return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
@@ -121,18 +70,18 @@ def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
     config = replace(config, world=world)
     config = replace(config, backend=choose_backend(config))
     refuse_contradictions(config)
-    dataset = open_dataset(config.where, parts=True)
+    dataset = open_dataset(config.location, parts=True)
     records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
     if config.is_training and records.manifest.edition == OBJECTNET:
         raise UsageError(
-            f"{config.where}: {OBJECTNET}'s licence allows only evaluation, not training or "
+            f"{config.location}: {OBJECTNET}'s licence allows only evaluation, not training or "
             "tuning. Pass training=False."
         )
     if "images" in config.fields:
-        if config.constants.square:
+        if config.crops.square:
             _tell_changed(config, records)
         _tell_crop(config, records)
-    records.placement.require_whole_ranks(world, config.where)
+    records.placement.require_whole_ranks(world, config.location)
     choice = Choice(config, records.dataset.classes)
     filters = choice.filters()
     chosen = None
@@ -141,9 +90,19 @@ def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
         # With this digest, a rank with a different choice rejects the state of other ranks.
         filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
-    order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
+    appearances = None
+    if config.weights is not None:
+        appearances = _appearances(config, records, chosen)
+    if records.placement.nodes > 1 and (config.weights is not None or config.sizes):
+        raise UsageError(
+            f"{config.location}: is one host's part of a partitioned dataset, which supports "
+            "neither weights= nor sizes=. Use a complete copy of the dataset"
+        )
+    order = Order(
+        records.examples_per_shard, seed, config.window, records.placement, chosen, appearances
+    )
     feed = Feed(records, order, config, choice.class_numbers)
-    if config.is_training and not feed.steps(0).count:
+    if config.is_training and not feed.steps(0, 0).count:
         raise UsageError(
             f"{config.split}: {counted(feed.order.num_examples, 'example')}, not enough for one "
             f"step of {counted(world.size, 'rank')} with batch size {config.batch_size}. Choose a "
@@ -152,22 +111,34 @@ def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
     return feed, filters
 
 
+def _appearances(
+    config: ReadConfig, records: Records, chosen: npt.NDArray[np.int64] | None
+) -> Appearances:
+    """Returns how often each chosen example appears in an epoch."""
+    assert config.weights is not None
+    indices = class_indices(records)
+    if chosen is not None:
+        indices = indices[chosen]
+    by_class = expected_by_class(config.weights, records.dataset.classes, indices)
+    return Appearances(tuple(by_class), indices)
+
+
 def _tell_changed(config: ReadConfig, records: Records) -> None:
     """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids it."""
     manifest = records.manifest
     split = manifest.splits[records.split]
     short_side = manifest.settings.short_side(records.split)
     advice = "Prepare it with --keep-original, or pass originals=False to accept these images."
-    if config.originals is None and short_side is not None and short_side <= config.image_size:
+    if config.originals is None and short_side is not None and short_side <= max(config.size):
         raise UsageError(
-            f"{config.where}: its images were downscaled to a short side of {short_side}, so "
+            f"{config.location}: its images were downscaled to a short side of {short_side}, so "
             f"crops of {config.image_size} pixels differ from crops of the originals. {advice}"
         )
     repaired = sum(manifest.repaired.values())
     if not split.resized and not repaired:
         return
     changed = (
-        f"{config.where}: prepare downscaled {split.resized:,} of the "
+        f"{config.location}: prepare downscaled {split.resized:,} of the "
         f"{counted(split.examples, 'image')} of {records.split}, and repaired "
         f"{counted(repaired, 'image')} of the dataset ({', '.join(manifest.repaired) or 'none'})"
     )
@@ -180,12 +151,12 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
 def _tell_crop(config: ReadConfig, records: Records) -> None:
     """Logs the evaluation crop if the dataset's edition needs a different one than the recipe."""
     edition = records.manifest.edition
-    crop = config.recipe_for(edition).evaluation
-    if config.is_training or config.rank.rank != 0 or crop == config.constants.evaluation:
+    crop = config.recipe_for(edition).share
+    if config.is_training or config.rank.rank != 0 or crop == config.crops.share:
         return
     say_once(
-        f"{config.where}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
-        f"of {config.constants.evaluation:.1%}"
+        f"{config.location}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
+        f"of {config.crops.share:.1%}"
     )
 
 
@@ -244,6 +215,22 @@ class Reader(Generic[Array]):
         self._process = os.getpid()
 
     @property
+    def feed(self) -> Feed:
+        """The feed of this reader, for `make_mix`."""
+        return self._feed
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether the next batch is the first one of its epoch."""
+        return self._examples_read == 0
+
+    @property
+    def next_step_examples(self) -> int:
+        """The number of examples of the next step, over all ranks."""
+        steps = self._feed.steps(self.epoch, self._examples_read)
+        return steps.shape_of(0).batch_size * self._feed.config.rank.size
+
+    @property
     def num_classes(self) -> int:
         """The number of classes; class indices are from 0 to `num_classes` - 1."""
         return len(self.class_numbers)
@@ -273,8 +260,8 @@ class Reader(Generic[Array]):
     @property
     def normalisation(self) -> tuple[Colours, Colours]:
         """Mean and standard deviation of R, G, B in [0, 255] for normalised images."""
-        constants = self._feed.config.constants
-        return constants.mean, constants.std
+        crops = self._feed.config.crops
+        return crops.mean, crops.std
 
     @property
     def manifest(self) -> Manifest:
@@ -298,18 +285,18 @@ class Reader(Generic[Array]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches per complete epoch, which is the same on every rank."""
-        return self._feed.steps(0).count
+        """The number of batches of the complete current epoch, the same on every rank."""
+        return self._feed.steps(self.epoch, 0).count
 
     @property
     def steps_left(self) -> int:
         """The number of remaining batches of the current epoch."""
-        return self._feed.steps(self._examples_read).count
+        return self._feed.steps(self.epoch, self._examples_read).count
 
     @property
     def dropped_per_epoch(self) -> int:
         """The number of examples that training drops per epoch; each epoch drops different ones."""
-        return self._feed.steps(0).dropped
+        return self._feed.steps(self.epoch, 0).dropped
 
     @property
     def skipped(self) -> list[str]:
@@ -341,30 +328,54 @@ class Reader(Generic[Array]):
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
         """Yields `count` pairs: the number of the epoch's examples read so far, and a batch."""
         require_same_ranks(self._feed.config.rank)
-        while count:
-            steps = self._feed.steps(start)
-            diagnosis = Diagnosis(self._feed, self._backend.decode, epoch, start, count)
-            batches = self._backend.batches(diagnosis.batches(), count)
-            for step in range(1, count + 1):
-                try:
-                    images = next(batches)
-                except Exception as error:  # noqa: BLE001 - `explain` may raise it again
-                    diagnosis.explain(error)
-                    break  # the images that cannot be decoded are now masked: repeat the step
-                encoded = diagnosis.decoded()
-                count -= 1
-                start = steps.after(step)
-                yield start, self._fields(images, encoded)
+        feed = self._feed
+        for read, images, encoded in decoded_steps(
+            self._backend,
+            functools.partial(feed.batches, epoch),
+            feed.mask_undecodable,
+            functools.partial(feed.steps, epoch),
+            start,
+            count,
+        ):
+            yield read, as_batch(images, encoded, feed.config, feed.bfloat16)
 
-    def _fields(self, images: Any, encoded: EncodedBatch) -> Batch[Array]:
-        config, bits = self._feed.config, self._feed.bfloat16
-        convert = CONVERTERS[config.array_framework]
-        arrays = {"class_index": encoded.class_index, "mask": encoded.mask, **encoded.details}
-        fields = {
-            name: images if name == "images" else convert(arrays[name], name in bits)
-            for name in config.fields
-        }
-        return cast("Batch[Array]", fields)
+    def batch_of(self, number: int, epoch: int, lock: threading.Lock) -> dict[str, Any]:
+        """Returns a batch with the example at a place of the choice, for `ExampleSource`."""
+        self._own()
+        chosen = self._feed.order.chosen
+        number = number if chosen is None else int(chosen[number])
+        # Columns are read by one thread at a time.
+        with lock if self._feed.columns else contextlib.nullcontext():
+            encoded = self._feed.read(np.array([number]), epoch, BatchShape(1))
+        (images,) = self._backend.batches(iter([encoded]), 1)
+        batch = as_batch(images, encoded, self._feed.config, self._feed.bfloat16)
+        return cast("dict[str, Any]", batch)
+
+    def source(self, fields: Sequence[str] = source.FIELDS, *, epoch: int = 0) -> ExampleSource:
+        """Returns the chosen examples by number, for loaders that choose the order themselves.
+
+        Args:
+          fields: keys of `Batch`, or "column:NAME". With "images", an example has the reader's
+            crops: in training, those of `epoch`.
+          epoch: the epoch whose random crops `images` shows.
+
+        Raises:
+          UsageError: a field is unknown, or this host has only a part of the dataset.
+        """
+        source.require_random_access(self, fields)
+        config = replace(
+            self._feed.config,
+            batch_size=1,
+            fields=tuple(fields),
+            as_tuple=False,
+            on_bad_record="raise",
+            out=None,
+            sizes=(),
+            weights=None,
+            world=World(),
+            framework=self._feed.config.framework if "images" in fields else "numpy",
+        )
+        return ExampleSource(open_reader(config), epoch)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -389,7 +400,22 @@ class Reader(Generic[Array]):
             "epoch": self.epoch,
             "examples_read": self._examples_read,
             **({"choice": self.choice} if self.choice else {}),
+            **self._drawing(),
         }
+
+    def _drawing(self) -> dict[str, str]:
+        """Returns the digests of `weights` and `sizes`; batch sizes may change with the ranks."""
+        digests = {}
+        appearances = self._feed.order.appearances
+        if appearances is not None:
+            digests["weights"] = strict_json.digest([*appearances.by_class])
+        config = self._feed.config
+        if config.sizes:
+            shown = [array.size for array, *_ in config.shown]
+            pairs = zip(config.sizes, shown, strict=True)
+            numbers = [[*sides, size.epoch, float(size.share)] for size, sides in pairs]
+            digests["sizes"] = strict_json.digest(numbers)
+        return digests
 
     def _next_state(self) -> dict[str, Any]:
         """Returns the state before the first batch of the next `for` loop."""
@@ -403,12 +429,27 @@ class Reader(Generic[Array]):
         config, chosen = self._feed.config, self._feed.order.chosen
         return {
             **self.state(),
-            "data_dir": absolute(config.where),
+            "data_dir": absolute(config.location),
             "ranks": config.rank.size,
             "batch_size": config.batch_size,
             "training": config.is_training,
+            "crops": config.description(),
             **({} if chosen is None else {"chosen": packed(chosen, len(self._feed.records))}),
+            **self._drawn(),
         }
+
+    def _drawn(self) -> dict[str, Any]:
+        """Returns, as JSON, the settings of `weights` and `sizes` that receipts need."""
+        drawn: dict[str, Any] = {}
+        appearances = self._feed.order.appearances
+        if appearances is not None:
+            drawn["appearances"] = [*appearances.by_class]
+        schedule = self._feed.config.schedule
+        if self._feed.config.sizes:
+            drawn["size_epochs"] = [size.epoch for size in schedule.sizes]
+            drawn["size_shares"] = [float(size.share) for size in schedule.sizes]
+            drawn["batch_sizes"] = [*schedule.batch_sizes]
+        return drawn
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`; the number of ranks and the batch size may have changed.
@@ -437,7 +478,8 @@ class Reader(Generic[Array]):
                 f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
                 "examples in a different order. Use that version, or start from epoch 0."
             )
-        for name in ("dataset", "split", "seed", "nodes", "copies", "choice"):
+        names = ("dataset", "split", "seed", "nodes", "copies", "choice", "weights", "sizes")
+        for name in names:
             if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, but this reader has "
@@ -488,14 +530,14 @@ class Reader(Generic[Array]):
             )
         return step_sampler()(self._steps, self._position, self._next_state())
 
-    def _steps(self, start: int) -> Steps:
+    def _steps(self, epoch: int, start: int) -> Steps | DrawnSteps:
         require_same_ranks(self._feed.config.rank)
-        return self._feed.steps(start)
+        return self._feed.steps(epoch, start)
 
     def __getitem__(self, position: Position) -> Batch[Array]:
         """Returns the batch at a position from `sampler`; does not change the reader's position."""
         found = self._as_position(position)
-        if found is None or not self._feed.steps(found.examples_read).count:
+        if found is None or not self._feed.steps(found.epoch, found.examples_read).count:
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
                 "sampler=reader.sampler(), which yields positions (EPOCH, EXAMPLES READ, SHUFFLE "

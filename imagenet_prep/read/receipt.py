@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -25,7 +26,15 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.column import Placement
-from imagenet_prep.read.order import Order, Steps
+from imagenet_prep.read.order import (
+    MOST_APPEARANCES,
+    Appearances,
+    DrawnSteps,
+    Order,
+    Size,
+    SizeSchedule,
+    Steps,
+)
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
 
@@ -48,6 +57,9 @@ _MOST_EPOCHS = 1 << 14
 # allows 300 epochs of ImageNet-21K.
 _MOST_IMAGES = 1 << 32
 _NODE_IMAGES = 10_000
+# How many times as long it takes with weights, and with drawn sizes of batches.
+_MOST_ORDER = 10
+_DRAWN_IMAGES = 30
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,14 @@ class ReceiptState:
     chosen: str | None = None
     edition: str | None = None
     choice: dict[str, str] = field(default_factory=dict)  # in a log, only the entry "numbers"
+    crops: str = ""  # describes the images; logs of older runs have no description
+    weights: str | None = None
+    appearances: list[float] | None = None  # by class index, see order.Appearances
+    sizes: str | None = None
+    # The first epoch, the share of steps and the batch size of each size, see order.Size.
+    size_epochs: list[int] | None = None
+    size_shares: list[float] | None = None
+    batch_sizes: list[int] | None = None
 
     def __post_init__(self) -> None:
         if self.version != STATE_VERSION:
@@ -78,8 +98,18 @@ class ReceiptState:
         is_sound &= min(self.nodes, self.ranks, self.batch_size) >= 1
         is_sound &= max(self.ranks, self.batch_size) <= _MOST_BATCH
         is_sound &= 1 <= self.copies <= self.nodes <= _MOST_NODES
+        expected = self.appearances or [0.0]
+        is_sound &= 0 <= min(expected) <= max(expected) < math.inf
+        epochs = self.size_epochs or [0]
+        shares = self.size_shares or [1.0]
+        batch_sizes = self.batch_sizes or [self.batch_size]
+        is_sound &= len(epochs) == len(shares) == len(batch_sizes)
+        is_sound &= min(epochs) == 0 < min(shares) <= max(shares) < math.inf
+        is_sound &= 1 <= min(batch_sizes) <= max(batch_sizes) <= _MOST_BATCH
         if not is_sound or self.ranks % self.nodes:
             raise ValueError("a number is out of range")
+        if self.nodes > 1 and (self.appearances or self.batch_sizes):
+            raise ValueError("several nodes with separate orders have no weights and sizes")
 
     @property
     def order(self) -> _Settings:
@@ -87,12 +117,21 @@ class ReceiptState:
         seed = self.seed if self.training else None
         numbers = self.choice.get("numbers", "")
         chosen = (self.chosen or "", numbers) if self.choice else None
-        return _Settings(seed, self.window, self.nodes, self.copies, chosen)
+        appearances = None if self.appearances is None else tuple(self.appearances)
+        return _Settings(seed, self.window, self.nodes, self.copies, chosen, appearances)
 
     @property
-    def per_node(self) -> int:
-        """The number of images per step that the ranks of one node read."""
-        return self.ranks * self.batch_size // self.nodes
+    def schedule(self) -> SizeSchedule:
+        """The sizes of batches by epoch and step."""
+        pairs = zip(self.size_epochs or [0], self.size_shares or [1.0], strict=True)
+        sizes = [Size(epoch=epoch, share=share) for epoch, share in pairs]
+        return SizeSchedule(sizes, self.batch_sizes or [self.batch_size], self.seed)
+
+    def steps(self, epoch: int, start: int, num_examples: int) -> Steps | DrawnSteps:
+        """Returns the steps of an epoch after its first `start` examples."""
+        return self.schedule.steps(
+            epoch, start, num_examples, self.ranks, drop_tail=self.training, nodes=self.nodes
+        )
 
 
 class _Settings(NamedTuple):
@@ -103,6 +142,7 @@ class _Settings(NamedTuple):
     nodes: int
     copies: int
     chosen: tuple[str, str] | None
+    appearances: tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -151,6 +191,13 @@ class _Piece(NamedTuple):
     first: int
     steps: int
     places: slice
+    batch_size: int
+
+    @property
+    def per_node(self) -> int:
+        """The number of images per step that the ranks of one node read."""
+        state = self.segment.state
+        return state.ranks * self.batch_size // state.nodes
 
 
 def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
@@ -244,7 +291,14 @@ def _unpacked(chosen: str, sha256: str, num_examples: int) -> npt.NDArray[np.int
 class Receipt:
     """Computes the example numbers of the images that each step of a run used."""
 
-    def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        examples_per_shard: Sequence[int],
+        classes: Callable[[], npt.NDArray[np.int64]] | None = None,
+    ) -> None:
+        """`classes` returns the class index of each example, for runs with weights."""
+        self._classes = functools.cache(classes) if classes is not None else None
         self.segments = segments
         self.split = segments[0].state.split
         self._examples_per_shard = tuple(examples_per_shard)
@@ -266,23 +320,26 @@ class Receipt:
         """Yields (use, example number) of each image of a step, each time that the step was run."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
-                size = piece.segment.state.per_node
+                size = piece.per_node
                 begin = (step - piece.first) * size
                 for node, order in enumerate(self._epoch(piece.segment.state.order, piece.epoch)):
                     numbers = order[piece.places][begin : begin + size].tolist()
                     for offset, number in enumerate(numbers, begin):
-                        yield self._use(piece, node, offset), number
+                        yield self._use(piece, node, offset), number % self._num_examples
 
     def uses(self, number: int) -> Iterator[Use]:
         """Yields the steps that used an image, in the order of the log."""
 
         @functools.cache
-        def positions(settings: Any, epoch: int) -> list[int | None]:
-            return [order.position(epoch, number) for order in self._orders(settings)]
+        def positions(settings: Any, epoch: int) -> list[tuple[int, int]]:
+            pairs = []
+            for node, order in enumerate(self._orders(settings)):
+                pairs += [(node, place) for place in order.positions(epoch, number)]
+            return pairs
 
         for piece in self._pieces():
-            for node, place in enumerate(positions(piece.segment.state.order, piece.epoch)):
-                if place is not None and piece.places.start <= place < piece.places.stop:
+            for node, place in positions(piece.segment.state.order, piece.epoch):
+                if piece.places.start <= place < piece.places.stop:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
@@ -319,7 +376,10 @@ class Receipt:
                     skipped += f" to {epoch - 1}"
                 faults.append(f"before step {pieces[0].first:,}: no image of {skipped} was used")
             before = epoch
-            seen = np.zeros(sum(self._examples_per_shard), bool)
+            orders = self._epoch(pieces[0].segment.state.order, epoch)
+            # An example that appears several times in an epoch has several numbers.
+            most = max(int(order.max(initial=0)) + 1 for order in orders)
+            seen = np.zeros(max(most, self._num_examples), bool)
             for piece in pieces:
                 for order in self._epoch(piece.segment.state.order, epoch):
                     numbers = order[piece.places]
@@ -327,7 +387,7 @@ class Receipt:
                     seen[numbers] = True
                     used += len(numbers)
                     if len(again):
-                        steps = piece.first + again[[0, -1]] // piece.segment.state.per_node
+                        steps = piece.first + again[[0, -1]] // piece.per_node
                         faults.append(
                             f"steps {steps[0]:,} to {steps[1]:,}: "
                             f"epoch {epoch} used {counted(len(again), 'image')} again"
@@ -350,8 +410,8 @@ class Receipt:
             before = np.searchsorted(starts, np.flatnonzero(~seen[order]), side="right")
             gaps += np.bincount(before, minlength=len(gaps))
         ends = [*in_order, *following]
-        states = [piece.segment.state for piece in ends]
-        if following and gaps[-1] < max(state.per_node * state.nodes for state in states):
+        step_sizes = [piece.per_node * piece.segment.state.nodes for piece in ends]
+        if following and gaps[-1] < max(step_sizes):
             gaps[-1] = 0
         for piece, count in zip(ends, gaps.tolist(), strict=False):
             if count:
@@ -376,6 +436,10 @@ class Receipt:
                     before = state.order, epoch
                     num_orders = state.nodes if state.choice else 1
                     images += self._num_examples * num_orders + state.nodes * _NODE_IMAGES
+                    if state.appearances:
+                        images += _MOST_ORDER * self._num_examples
+                    if state.batch_sizes:
+                        images += _DRAWN_IMAGES * self._num_examples
                 if epoch > _MOST_EPOCHS or images > _MOST_IMAGES:
                     raise DataDamagedError(
                         f"the log of the run: start number {segment.run} claims {end:,} steps and "
@@ -384,29 +448,23 @@ class Receipt:
                         "again, or remove the log."
                     )
                 total = self._orders(state.order)[0].num_examples
-                rest = Steps(
-                    read, total, state.ranks, state.batch_size, state.training, state.nodes
-                )
+                rest = state.steps(epoch, read, total)
                 if rest.count < 1 and not read:
                     raise DataDamagedError(
                         f"the log of the run: the reader's state at start number {segment.run} "
                         f"does not fit a dataset with {counted(total, 'example')} to read"
                     )
-                steps = min(rest.count, end - first)
-                if steps > 0:
-                    begin = read // state.nodes
-                    places = slice(begin, begin + steps * state.per_node)
-                    yield _Piece(segment, epoch, first, steps, places)
-                    first += steps
+                for piece in _pieces_of(segment, epoch, first, rest, end):
+                    yield piece
+                    first += piece.steps
                 epoch += 1
                 read = 0
 
     def _use(self, piece: _Piece, node: int, offset: int) -> Use:
         """Returns the `Use` of an image, given its node and its offset in the node's images."""
         segment = piece.segment
-        state = segment.state
-        step = piece.first + offset // state.per_node
-        rank = (node * state.per_node + offset % state.per_node) // state.batch_size
+        step = piece.first + offset // piece.per_node
+        rank = (node * piece.per_node + offset % piece.per_node) // piece.batch_size
         weights = DISCARDED
         if step < segment.kept:
             weights = KEPT
@@ -424,7 +482,45 @@ class Receipt:
         nodes = settings.nodes
         parts = [Placement(node, nodes, settings.copies) for node in range(nodes)]
         per_shard = self._examples_per_shard
-        return [Order(per_shard, settings.seed, settings.window, part, chosen) for part in parts]
+        appearances = self._appearances(settings, chosen)
+        return [
+            Order(per_shard, settings.seed, settings.window, part, chosen, appearances)
+            for part in parts
+        ]
+
+    def _appearances(
+        self, settings: _Settings, chosen: npt.NDArray[np.int64] | None
+    ) -> Appearances | None:
+        if settings.appearances is None or self._classes is None:
+            return None
+        classes = self._classes()
+        if chosen is not None:
+            classes = classes[chosen]
+        expected = settings.appearances
+        if settings.seed is None or len(expected) <= max(classes, default=-1):
+            raise DataDamagedError("the log of the run: its weights do not fit the dataset")
+        appearances = Appearances(expected, classes)
+        if not 1 <= appearances.total <= MOST_APPEARANCES * len(classes):
+            raise DataDamagedError("the log of the run: its weights are out of range")
+        return appearances
+
+
+def _pieces_of(
+    segment: Segment, epoch: int, first: int, rest: Steps | DrawnSteps, end: int
+) -> Iterator[_Piece]:
+    """Yields the pieces of the rest of an epoch, each with one batch size, before step `end`."""
+    nodes = segment.state.nodes
+    steps = min(rest.count, end - first)
+    place = rest.start // nodes
+    groups = [(rest.shape_of(0).batch_size, steps)] if steps > 0 else []
+    if isinstance(rest, DrawnSteps):
+        sizes = (rest.shape_of(step).batch_size for step in range(steps))
+        groups = [(size, len([*run])) for size, run in groupby(sizes)]
+    for batch_size, count in groups:
+        images = count * segment.state.ranks * batch_size // nodes
+        yield _Piece(segment, epoch, first, count, slice(place, place + images), batch_size)
+        first += count
+        place += images
 
 
 def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
@@ -453,7 +549,16 @@ def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
     if state.split not in dataset.manifest.splits:
         raise DataDamagedError(f"{log}: {dataset.where} has no split {state.split[:80]!r}")
     shards = dataset.manifest.splits[state.split].shards
-    return dataset, Receipt(segments, [shard.examples for shard in shards])
+    classes = functools.partial(_class_indices, dataset, state.split)
+    return dataset, Receipt(segments, [shard.examples for shard in shards], classes)
+
+
+def _class_indices(dataset: Dataset, split: str) -> npt.NDArray[np.int64]:
+    """Returns the class index of each example of a split."""
+    from imagenet_prep.read.records import Records
+    from imagenet_prep.read.selection import class_indices
+
+    return class_indices(Records(dataset, split))
 
 
 def _bounded_lines(file: BinaryIO, log: Path) -> Iterator[bytes]:

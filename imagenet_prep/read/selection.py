@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema, shared_flags
 from imagenet_prep.dataset.keys import Lookup, read_list
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.read.config import WantedExamples
-from imagenet_prep.read.order import mix, stream
+from imagenet_prep.read.column_rows import ColumnRows, numbers_of
+from imagenet_prep.read.config import WantedExamples, Weights
+from imagenet_prep.read.order import MOST_APPEARANCES, mix, stream
+from imagenet_prep.read.where import NAMES, SIDES, Where
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
     from imagenet_prep.dataset.class_list import ClassList
     from imagenet_prep.read.records import Records
+
+
+class NoExampleError(UsageError):
+    """The filters of a reader match no example."""
 
 
 class Names:
@@ -133,6 +140,58 @@ def _compact(keys: list[bytes]) -> npt.NDArray[np.bytes_] | list[bytes]:
 _FRACTION = 1
 _FOLD = 2
 _BLOCK = 1 << 14  # names in memory at a time
+# The places of these columns in the third value of a `Head`.
+_PLACES = {"bytes": 0, "width": 1, "height": 2}
+
+
+class WhereColumns:
+    """The values of an expression's names, for one block of examples after the other."""
+
+    def __init__(self, where: Where, records: Records) -> None:
+        """Opens the columns; raises UsageError if a name is unknown."""
+        self._where = where
+        self._wnids = np.array(records.wnids)
+        self.needs_tables = not where.names.isdisjoint(SIDES)
+        if self.needs_tables and not records.manifest.has_samples:
+            raise UsageError(
+                f"{records.dataset.where} has no tables of samples, which where= reads: run "
+                "imagenet-prep adopt, which adds them"
+            )
+        self._columns: dict[str, ColumnRows] = {}
+        for name in sorted(where.names - set(NAMES)):
+            try:
+                rows = ColumnRows(records, name)
+            except UsageError as error:
+                raise UsageError(
+                    f"where= has the name {name!r}: expected one of {', '.join(NAMES)}, or a "
+                    f"column ({error})"
+                ) from None
+            if rows.column.shape:
+                raise UsageError(
+                    f"where= has the name {name!r}: this column has the shape "
+                    f"{rows.column.shape}, expected one number per image"
+                )
+            self._columns[name] = rows
+
+    def matches(self, first: int, heads: Sequence[Head]) -> npt.NDArray[np.bool_]:
+        """Returns whether the expression is true for each example of a block."""
+        class_indices, keys, images = zip(*heads, strict=True)
+        values: dict[str, npt.NDArray[Any]] = {}
+        for name in self._where.names:
+            if name == "key":
+                values[name] = np.array(keys)
+            elif name == "class_index":
+                values[name] = np.array(class_indices)
+            elif name == "class":
+                values[name] = self._wnids[list(class_indices)]
+            elif name in SIDES:
+                place = _PLACES[name]
+                values[name] = np.array([int(image.split(b",")[place]) for image in images])
+            else:
+                rows = self._columns[name]
+                numbers = range(first, first + len(heads))
+                values[name] = numbers_of(rows.rows(numbers, len(heads)), rows.column)
+        return self._where(values, len(heads))
 
 
 class Choice:
@@ -150,6 +209,7 @@ class Choice:
                 wanted.exclude, allows_unknown=wanted.allow_unknown
             )
         self._num_classes = len(classes.wnids)
+        self._where = None if wanted.where is None else Where(wanted.where)
 
     @property
     def class_numbers(self) -> Sequence[int]:
@@ -166,6 +226,7 @@ class Choice:
             "remap": wanted.remap or None,
             "keys": None if self._keys is None else self._keys.sha256,
             "exclude": None if self._excluded is None else self._excluded.sha256,
+            "where": None if self._where is None else strict_json.digest(self._where.text),
             "fraction": fraction,
             "choice_seed": wanted.choice_seed if fraction or fold else None,
             "fold": fold,
@@ -187,21 +248,33 @@ class Choice:
         for lookup in lookups:
             lookup.check(where)
         if not any(map(len, chosen)):
-            raise UsageError(f"{where}: the filters match no example. Relax or remove them.")
+            raise NoExampleError(f"{where}: the filters match no example. Relax or remove them.")
         return chosen
 
     def _chosen(self, records: Records, lookups: Sequence[Lookup]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.dataset.where}"
         records.dataset.require_complete()
-        needs_keys = self.filters().keys() - {"classes", "remap"}
+        needs_keys = self.filters().keys() - {"classes", "remap", "where"}
+        if self._where is not None and "key" in self._where.names:
+            needs_keys.add("where")
         if needs_keys and schema.FILENAME in records.manifest.lacks:
             raise UsageError(
                 f"{where}: its records have no file names, so examples can only be chosen by class"
             )
-        heads = iter(Names(records))
-        parts = []
+        values = None if self._where is None else WhereColumns(self._where, records)
+        names = Names(records)
+        sides = values is not None and values.needs_tables
+        heads = itertools.chain.from_iterable(
+            names.of(shard, sides=sides) for shard in range(len(records.shards))
+        )
+        parts: list[npt.NDArray[np.bool_]] = []
+        first = 0
         while block := list(itertools.islice(heads, _BLOCK)):
-            parts.append(self._among(records.split, block, lookups))
+            chosen = self._among(records.split, block, lookups)
+            if values is not None:
+                chosen &= values.matches(first, block)
+            parts.append(chosen)
+            first += len(block)
         return np.concatenate(parts)
 
     def _among(
@@ -222,6 +295,51 @@ class Choice:
             dealt = mix(hashed ^ stream(self._wanted.choice_seed, _FOLD))
             chosen &= (dealt % np.uint64(parts) == part) != self._wanted.others
         return chosen
+
+
+def class_indices(records: Records) -> npt.NDArray[np.int64]:
+    """Returns the class index of each example of a split."""
+    indices = (class_index for class_index, _, _ in Names(records))
+    return np.fromiter(indices, np.int64, len(records))
+
+
+def expected_by_class(
+    weights: Weights, classes: ClassList, chosen: npt.NDArray[np.int64]
+) -> list[float]:
+    """Returns how often an example of each class appears in an epoch, on average.
+
+    Args:
+      weights: the argument of `make_dataset`.
+      classes: the class list of the dataset.
+      chosen: the class index of each chosen example.
+
+    Raises:
+      UsageError: a class is unknown, or a weight is not a number from 0.
+    """
+    num_classes = len(classes.wnids)
+    counts = np.bincount(chosen, minlength=num_classes)
+    if isinstance(weights, (int, float)) and not isinstance(weights, bool):
+        expected = np.full(num_classes, float(weights))
+    elif isinstance(weights, Mapping):
+        shares = np.ones(num_classes)
+        for name, share in weights.items():
+            shares[classes.indices([name])] = share
+        total = float((shares * counts).sum())
+        expected = shares * (len(chosen) / total if total > 0 else math.nan)
+    elif weights == "classes":
+        num_present = np.count_nonzero(counts)
+        expected = len(chosen) / (num_present * np.maximum(counts, 1))
+    else:
+        raise UsageError(
+            f"weights={weights!r}: expected 'classes', a number, or a weight for each class"
+        )
+    total = float((expected * counts).sum())
+    if not (expected >= 0).all() or not 1 <= total <= MOST_APPEARANCES * len(chosen):
+        raise UsageError(
+            f"weights={weights!r}: an epoch would have {total:g} images, expected 1 to "
+            f"{MOST_APPEARANCES} times the {len(chosen):,} chosen ones"
+        )
+    return [float(value) for value in expected]
 
 
 class Finder:

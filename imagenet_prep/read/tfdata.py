@@ -13,6 +13,7 @@ import tensorflow as tf
 from imagenet_prep.read.cache import BackgroundThreads
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.recipes import BICUBIC
 
 # Pixels of TensorFlow's default DCT differ from Pillow's and DALI's by one grey level. The accurate
 # DCT is 2 % slower.
@@ -32,6 +33,7 @@ class TfDataBackend:
 
     def __init__(self, config: ReadConfig) -> None:
         self._config = config
+        ((self._shown,),) = config.shown
         self._source: _EpochSource | None = None
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
@@ -70,7 +72,8 @@ class TfDataBackend:
                     *colours,
                 )
 
-        size, views = self._config.batch_size, self._config.views
+        size = self._config.batch_size
+        views = self._shown.count
         signature: tuple[Any, ...] = (
             tf.TensorSpec([size], tf.string),
             *[tf.TensorSpec([size, 4], tf.int32)] * views,
@@ -101,7 +104,7 @@ class TfDataBackend:
         return dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, 2))
 
     def _show(self, encoded: Any, *views: Any) -> Any:
-        count = self._config.views
+        count = self._shown.count
         images = [self._image(encoded, *views[view::count]) for view in range(count)]
         return images[0] if count == 1 else tf.stack(images)
 
@@ -109,14 +112,16 @@ class TfDataBackend:
         pixels = self._decoded(encoded, box)
         # Mirror before the resize: the pixels are then still bytes, which is cheaper.
         pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
-        side = self._config.image_size
-        if self._config.is_antialiased:
-            image = tf.image.resize(pixels, [side, side], antialias=True)
+        size = [*self._shown.size]
+        if self._shown.antialias:
+            image = tf.image.resize(pixels, size, self._shown.crops.filter, antialias=True)
         else:
             image = tf.raw_ops.ResizeBilinear(
-                images=pixels[tf.newaxis], size=[side, side], half_pixel_centers=True
+                images=pixels[tf.newaxis], size=size, half_pixel_centers=True
             )[0]
-        image = tf.ensure_shape(image, [side, side, 3])
+        image = tf.ensure_shape(image, [*size, 3])
+        if self._shown.crops.filter == BICUBIC:
+            image = tf.clip_by_value(image, 0.0, 255.0)  # the filter overshoots
         if colours:
             image = _coloured(image, colours[0])
         if self._config.array_dtype == "uint8":
@@ -126,7 +131,7 @@ class TfDataBackend:
         return tf.transpose(image, [2, 0, 1]) if self._config.layout == "NCHW" else image
 
     def _decoded(self, encoded: Any, box: Any) -> Any:
-        padding = self._config.constants.padding
+        padding = self._config.crops.padding
         if padding is None:
             return tf.image.decode_and_crop_jpeg(encoded, box, **_EXACT)
         padded = tf.pad(
@@ -137,12 +142,12 @@ class TfDataBackend:
 
     def _normalised(self, image: Any) -> Any:
         """Returns (image - mean) / std, computed on complete rows, which is four times as fast."""
-        side = self._config.image_size
-        constants = self._config.constants
-        scale = [1 / std for std in constants.std] * side
-        shift = [-m / std for m, std in zip(constants.mean, constants.std, strict=True)] * side
-        rows = tf.reshape(image, [side, side * 3])
-        return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])
+        height, width = self._shown.size
+        crops = self._config.crops
+        scale = [1 / std for std in crops.std] * width
+        shift = [-m / std for m, std in zip(crops.mean, crops.std, strict=True)] * width
+        rows = tf.reshape(image, [height, width * 3])
+        return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [height, width, 3])
 
 
 def _until_end(source: _EpochSource) -> Iterator[EncodedBatch]:

@@ -281,6 +281,27 @@ class TrainConfig(Settings):
         "NVIDIA's ResNet-50; article: AWS's article of 2019 on MXNet; cifar10: the SageMaker "
         "guide; mnist: a few seconds per epoch; default: v1.5 (with mxnet: article)",
     )
+    crops: str | None = optional(
+        choices=("resnet", "tutorial", "timm", "torchvision-v2", "mae"),
+        help="preset of crops and normalisation, see docs/reading.md; default: the recipe's",
+    )
+    crop_area: tuple[str, ...] | None = optional(
+        help="range of crop area / image area in training, such as 0.2,1; default: that of --crops",
+        metavar="LOW,HIGH",
+    )
+    crop_aspect: tuple[str, ...] | None = optional(
+        help="range of width / height of crops in training; default: that of --crops",
+        metavar="LOW,HIGH",
+    )
+    crop_filter: str | None = optional(
+        choices=("bilinear", "bicubic", "random"),
+        help="filter that resizes crops; random: drawn for each image, needs --backend native",
+    )
+    crop_share: float | None = optional(
+        above=0,
+        most=1,
+        help="side of the evaluation crop as a share of the shorter side; default: that of --crops",
+    )
     optimizer: str | None = optional(choices=OPTIMIZERS, help="optimizer; default: the recipe's")
     nesterov: bool = switch(
         help="use Nesterov momentum; the tutorial recipe always does",

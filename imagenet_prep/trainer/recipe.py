@@ -103,6 +103,7 @@ class Run:
     plateau_steps: int = 0
     framework: str = "tensorflow"
     recipe: str = "v1.5"
+    crops: str | None = None  # the flags that change the recipe's crops
 
     def epoch(self, step: int) -> float:
         """Returns the length of `step` steps in epochs, as a float."""
@@ -246,7 +247,24 @@ def resolve(
         plateau_steps=eval_steps(config, steps_per_epoch) if decay.kind == "plateau" else 0,
         framework=config.framework,
         recipe=config.recipe,
+        crops=_crops(config),
     )
+
+
+def _crops(config: TrainConfig) -> str | None:
+    """Returns the flags that change the crops of the recipe; None without such flags."""
+    words = []
+    if config.crops is not None:
+        words.append(config.crops)
+    for name, value in (
+        ("area", config.crop_area and ",".join(config.crop_area)),
+        ("aspect", config.crop_aspect and ",".join(config.crop_aspect)),
+        ("filter", config.crop_filter),
+        ("share", config.crop_share),
+    ):
+        if value is not None:
+            words.append(f"{name} {value}")
+    return "; ".join(words) or None
 
 
 def _counts_images(recipe: str, num_examples: int) -> bool:

@@ -65,6 +65,8 @@ PLAIN = {
     "mpi_args",
     "columns",
     "allow_unsigned",
+    "crop_area",
+    "crop_aspect",
 }
 READ = (AddressKind.FILE, AddressKind.ANYWHERE)
 

@@ -16,7 +16,7 @@ from imagenet_prep.core import world
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.evaluation import score
 from imagenet_prep.read import Batch, Reader, World, batch, make_dataset
-from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.recipes import RECIPES
 from tests.kit.documents import read, tracked
 from tests.kit.messages import says
 from tests.kit.reading import scenes
@@ -88,12 +88,21 @@ DEFAULTS = {
     "training": None,
     "world": None,
     "seed": 0,
+    "area": None,
+    "aspect": None,
+    "mirror": None,
     "backend": "auto",
     "framework": None,
     "recipe": "resnet",
+    "share": None,
+    "keep_aspect": None,
+    "filter": None,
+    "mean": None,
+    "std": None,
     "colour": False,
     "dtype": None,
     "layout": "NHWC",
+    "as_tuple": False,
     "antialias": None,
     "device": "cpu",
     "shuffle_window": None,
@@ -104,12 +113,15 @@ DEFAULTS = {
     "out": None,
     "fields": ("images", "class_index", "mask"),
     "views": 1,
+    "sizes": (),
+    "weights": None,
     "originals": None,
     "classes": None,
     "remap": False,
     "keys": None,
     "exclude": None,
     "allow_unknown": False,
+    "where": None,
     "fraction": 1.0,
     "fold": (0, 1),
     "others": False,

@@ -72,10 +72,38 @@ pytorch.md: With a DataLoader's workers
     frameworks/test_frameworks.py
     test_the_pages_code_runs
     the number of images
-pytorch.md: Crops of your own
+pytorch.md: Your transforms
     frameworks/test_frameworks.py
     test_the_pages_code_runs
     the number of images
+pytorch.md: Your transforms 2
+    frameworks/test_frameworks.py
+    test_the_pages_code_runs
+    the number of images
+reading.md: A condition
+    e2e/test_documented_code.py
+    test_documented_condition_selects_large_images_of_two_classes
+    the number of examples
+reading.md: Recipes
+    e2e/test_documented_code.py
+    test_documented_share_makes_the_crops_of_timm
+    the pixels, as Pillow makes them in the way of timm
+reading.md: Several crops of an image
+    e2e/test_documented_code.py
+    test_documented_views_show_their_image
+    shapes, and the colours of all crops
+reading.md: Sizes that change
+    e2e/test_documented_code.py
+    test_documented_sizes_change_with_the_epoch
+    shapes by epoch, each example once
+reading.md: Buckets
+    e2e/test_documented_code.py
+    test_documented_buckets_are_nearest_to_their_images
+    the shape that is nearest to each image
+reading.md: A mix of datasets
+    e2e/test_documented_code.py
+    test_documented_mix_has_its_proportions
+    the share of each part, colours of the images of one part
 reading.md: The crop of image generators
     e2e/test_documented_code.py
     test_documented_generator_crop_has_pillows_bytes
@@ -92,6 +120,14 @@ trainers.md: Keras
     e2e/test_documented_code.py
     test_keras_gets_labels_from_0
     labels and colours of all images
+trainers.md: Grain
+    e2e/test_documented_code.py
+    test_documented_loaders_get_all_examples
+    labels and colours of all images, with a double of Grain
+trainers.md: Ray Data
+    e2e/test_documented_code.py
+    test_documented_loaders_get_all_examples
+    labels and bytes of all images, with a double of Ray Data
 trainers.md: NVIDIA DALI
     e2e/test_documented_code.py
     test_dali_reader_gets_labels_from_0

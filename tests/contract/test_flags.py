@@ -68,6 +68,7 @@ train
   --num-epochs in (0, )
   --num-batches in [1, )
   --image-size in [16, )
+  --crop-share in (0, 1]
   --lr in (0, )
   --momentum in [0, 1)
   --weight-decay in [0, 1)

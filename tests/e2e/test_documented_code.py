@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import shutil
 import sys
 import types
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
@@ -25,7 +28,7 @@ from tests.kit import blocks
 from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, colours, dali, scenes
-from tests.kit.tfrecords import colour
+from tests.kit.tfrecords import colour, wnid
 
 __all__ = ["colours", "dali", "scenes"]
 
@@ -251,6 +254,159 @@ def test_documented_generator_crop_has_pillows_bytes(scenes: Path) -> None:
         for image, number in zip(batch["images"], batch["class_index"].tolist(), strict=True):
             expected = pillows(encoded[number], 256)
             assert np.array_equal(image, expected) or np.array_equal(image, expected[:, ::-1])
+
+
+def test_documented_condition_selects_large_images_of_two_classes(scenes: Path) -> None:
+    numbers = {SET: str(scenes), ", 256,": ", 1,", "512": "100"}
+    numbers |= {"n01440764": wnid(3), "n01443537": wnid(7)}
+    names = blocks.run("reading.md: A condition", numbers, make_dataset=make_dataset)
+    records = [*split_records(scenes, "train")]
+    expected = [n for n in (3, 7) if records[n].width >= 100]
+
+    assert names["goldfish"].num_examples == len(expected) == 1
+
+
+def test_documented_share_makes_the_crops_of_timm(scenes: Path) -> None:
+    """timm resizes the shorter side first, and then crops the centre.
+
+    The reader's crop begins at a complete pixel of these small images. A share of 1 would differ by
+    6.8 grey levels, and one of 0.875 by 11.7.
+    """
+    numbers = {SET: str(scenes), "    256,": "    8,", "384": "64"}
+    reader: Any = blocks.run("reading.md: Recipes", numbers, make_dataset=make_dataset)["evaluated"]
+    mean, std = map(np.array, reader.normalisation)
+    images = np.concatenate([batch["images"][batch["mask"]] for batch in reader])
+    encoded = [record.encoded for record in split_records(scenes, "validation")]
+
+    assert len(images) == len(encoded)
+    differences = [
+        np.abs(image * std + mean - resized_and_cropped(data, 64, math.floor(64 / 0.95))).mean()
+        for image, data in zip(images, encoded, strict=True)
+    ]
+    assert np.mean(differences) < 4
+
+
+def resized_and_cropped(data: bytes, side: int, shorter: int) -> Any:
+    """Returns the central square of an image with its shorter side resized, as timm makes it."""
+    with Image.open(io.BytesIO(data)) as image:
+        scale = shorter / min(image.size)
+        width = round(image.width * scale)
+        height = round(image.height * scale)
+        small = image.resize((width, height), Image.Resampling.BICUBIC)
+    left = round((width - side) / 2)
+    top = round((height - side) / 2)
+    return np.asarray(small.crop((left, top, left + side, top + side)), float)
+
+
+def test_documented_views_show_their_image(colours: Path) -> None:
+    numbers = {SET: str(colours), ", 64,": ", 8,"}
+    names = blocks.run("reading.md: Several crops of an image", numbers, make_dataset=make_dataset)
+    labels = names["batch"]["class_index"]
+
+    assert names["large"].shape == (8, 2, 224, 224, 3)
+    assert names["small"].shape == (8, 8, 96, 96, 3)
+    for views in (names["large"], names["small"]):
+        check_colours([(images, labels) for images in np.moveaxis(views, 1, 0)])
+
+
+def test_documented_sizes_change_with_the_epoch(colours: Path) -> None:
+    given: list[Any] = []
+    numbers = {SET: str(colours), "=512": "=16", "=384": "=8", "=256": "=4"}
+    numbers |= {"=6": "=1", "=12)": "=2)", ", 18)": ", 3)", ", 256,": ", 8,"}
+    numbers |= {"=128": "=32", "=160": "=48", "=192": "=64"}
+    blocks.run(
+        "reading.md: Sizes that change",
+        numbers,
+        make_dataset=make_dataset,
+        step=lambda *arrays: given.append(arrays),
+    )
+
+    first = 0
+    for size, side in ((16, 32), (8, 48), (4, 64)):
+        steps = given[first : first + NUM_TRAIN // size]
+        first += len(steps)
+        assert {images.shape for images, _ in steps} == {(size, side, side, 3)}
+        seen = np.concatenate([labels for _, labels in steps]).tolist()
+        assert len({*seen}) == len(seen) == NUM_TRAIN // size * size
+    assert first == len(given)
+    check_colours(given)
+
+
+def test_documented_buckets_are_nearest_to_their_images(scenes: Path) -> None:
+    given: list[Any] = []
+    numbers = {SET: str(scenes), "    256,": "    4,"}
+    blocks.run("reading.md: Buckets", numbers, step=lambda *arrays: given.append(arrays))
+    records = [*split_records(scenes, "train")]
+    aspects = [width / height for height, width in ((224, 224), (224, 320), (320, 224))]
+
+    assert len(given) >= 10
+    for images, labels in given:
+        _, height, width, _ = images.shape
+        for label in labels.tolist():
+            own = records[label].width / records[label].height
+            nearest = min(aspects, key=lambda aspect: abs(math.log(aspect / own)))
+            assert width / height == nearest
+
+
+def test_documented_mix_has_its_proportions(scenes: Path, colours: Path) -> None:
+    given: list[Any] = []
+    numbers = {SET: str(scenes), "/data/photographs": str(colours), ", 256)": ", 8)"}
+    names = blocks.run(
+        "reading.md: A mix of datasets",
+        numbers,
+        make_dataset=make_dataset,
+        step=lambda *arrays: given.append(arrays),
+    )
+    parts = np.concatenate([part for _, _, part in given])
+    dropped = 2 * NUM_TRAIN % 8
+
+    assert len(parts) == 2 * NUM_TRAIN - dropped
+    assert 0 <= 2 * NUM_TRAIN / 4 - np.count_nonzero(parts == 1) <= dropped
+    check_colours([(images[part == 1], labels[part == 1]) for images, labels, part in given])
+    assert (names["state"]["epoch"], names["state"]["examples_read"]) == (1, 0)
+
+
+class Loader:
+    """Replaces the datasets of Grain and Ray Data: calls functions of all items in their order."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def seed(self, _: int) -> Loader:
+        return self
+
+    def shuffle(self) -> Loader:
+        return self
+
+    def map(self, function: Any) -> Loader:
+        return Loader([function(self.items[number]) for number in range(len(self.items))])
+
+    def batch(self, size: int) -> Loader:
+        return Loader(
+            [self.items[first : first + size] for first in range(0, len(self.items), size)]
+        )
+
+
+def test_documented_loaders_get_all_examples(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grain: Any = types.ModuleType("grain")
+    grain.MapDataset = types.SimpleNamespace(source=Loader)
+    ray: Any = types.ModuleType("ray")
+    ray.data = types.SimpleNamespace(range=lambda n: Loader([{"id": i} for i in range(n)]))
+    monkeypatch.setitem(sys.modules, "grain", grain)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    names = blocks.run("trainers.md: Grain", {SET: str(colours), "256": "8"})
+    examples = blocks.run("trainers.md: Ray Data", {}, **names)["examples"].items
+    encoded = [record.encoded for record in split_records(colours, "train")]
+
+    found = [example for batch in names["train"].items for example in batch]
+    assert [label for _, label in found] == [*range(NUM_TRAIN)]
+    for pixels, label in found:
+        assert pixels.shape == (224, 224, 3)
+        np.testing.assert_allclose(pixels.mean(axis=(0, 1)), colour(label), atol=4)
+    assert [example["class_index"] for example in examples] == [*range(NUM_TRAIN)]
+    assert [example["encoded"] for example in examples] == encoded
 
 
 def test_documented_log_lists_images_of_each_step(colours: Path, tmp_path: Path) -> None:

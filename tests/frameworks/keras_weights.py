@@ -37,14 +37,14 @@ sys.argv = sys.argv[1:]
 ran = {"__name__": "__main__"}
 exec(compile(source, program, "exec"), ran)
 history = ran["history"].history
-once = [(batch["mask"], batch["class_index"]) for batch in ran["validation"]]
+once = [(weights, labels) for _, labels, weights in ran["validation"]]
 found = {
     "images": history["val_images"],
     "labels": history["val_labels"],
     "losses": history["val_loss"],
     "once": [
-        sum(int(mask.sum()) for mask, _ in once),
-        sum(int((labels * mask).sum()) for mask, labels in once),
+        sum(int(weights.sum()) for weights, _ in once),
+        sum(int((labels * weights).sum()) for weights, labels in once),
     ],
 }
 print(json.dumps(found))

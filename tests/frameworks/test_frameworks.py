@@ -264,10 +264,10 @@ def test_the_pages_code_runs(python: Path, shades: Path, tmp_path: Path) -> None
     seen, validated = ended(python, program).split()
     steps = NUM_TRAIN // 8
 
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert int(validated) == NUM_VALIDATION
-    # Two epochs of complete steps twice, and one epoch of all examples.
-    assert int(seen) == 2 * 2 * steps * 8 + NUM_TRAIN
+    # Five epochs of complete steps, and one epoch of all examples.
+    assert int(seen) == 5 * steps * 8 + NUM_TRAIN
 
 
 @pytest.mark.long

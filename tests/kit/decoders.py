@@ -25,7 +25,7 @@ def native(data: bytes) -> Any:
     from PIL import Image
 
     from imagenet_prep.codec import planes
-    from imagenet_prep.read.backend import cropped
+    from imagenet_prep.read.decoder import cropped
 
     with Image.open(io.BytesIO(data)) as image:
         width, height = image.size

@@ -140,6 +140,8 @@ CLIENTS = [
     ),
     TFRECORD,
     Client("Grain", "0.2.18", SET, 1000, INDEX, ANY, BY_HAND),
+    Client("torchtitan", "", SET, 1000, INDEX, ANY, NOT_RUN),
+    Client("Ray Data", "2.60.0", SET, 1000, INDEX, ANY, BY_HAND),
     TIMM,
     TIMM_FROM_0,
     BIG_VISION,

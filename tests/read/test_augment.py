@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from imagenet_prep.read.augment import RECIPES, Views, central_views, random_views
+from imagenet_prep.read.augment import Views, central_views, random_views
+from imagenet_prep.read.recipes import RECIPES
 
 
 def drawn(
@@ -83,5 +84,5 @@ def test_digits_are_neither_moved_nor_mirrored() -> None:
     sides = np.full(100, 32)
 
     assert not views.mirrored.any()
-    central = central_views(RECIPES["mnist"], sides, sides)
+    central = central_views(RECIPES["mnist"], sides, sides, (28, 28))
     assert np.array_equal(views.boxes, central.boxes)

@@ -156,7 +156,10 @@ def test_missing_tensorflow_is_refused_before_the_first_batch(
     with pytest.raises(
         UsageError,
         match=says(
-            "framework-tensorflow-needs-tensorflow-choose", "pip install 'imagenet-prep[tf]'"
+            "framework-tensorflow-needs-tensorflow-choose",
+            "tensorflow",
+            "TensorFlow",
+            "pip install 'imagenet-prep[tf]'",
         ),
     ):
         reader_of(colours, "train", 4, name, framework="tensorflow", fields=fields)

@@ -171,7 +171,7 @@ def test_each_shard_is_fetched_once_for_all_ranks(server: Server, tmp_path: Path
     for thread in threads:
         thread.join()
 
-    steps = feeds[0].steps(0)
+    steps = feeds[0].steps(0, 0)
     assert [len(found[rank]) for rank in range(3)] == [2 * 4 * steps.count] * 3
     for name in (*SHARDS, *map(schema.index_name, SHARDS)):
         assert len([r for r in server.reads(f"/{name}") if r.sent]) == 1, name

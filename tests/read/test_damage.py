@@ -414,7 +414,7 @@ def test_class_list_that_contradicts_the_manifest_is_damage(
         {"split": "tests"},
         {"backend": "torch"},
         {"dtype": "int8"},
-        {"framework": "jax"},
+        {"framework": "mxnet"},
         {"recipe": "vgg"},
         {"layout": "CHWN"},
         {"device": "tpu"},

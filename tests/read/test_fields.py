@@ -13,9 +13,10 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.read import Reader, make_dataset
-from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
+from imagenet_prep.read.augment import Views, boxes_in, random_views
 from imagenet_prep.read.batch import FIELDS
 from imagenet_prep.read.feed import MOST_BOXES
+from imagenet_prep.read.recipes import RECIPES
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN
 from tests.kit.tfrecords import jpeg, picture, wnid, write_dataset
@@ -158,11 +159,18 @@ def test_tensorflow_gets_tensors_of_every_field(rectangles: Path, tf: Any) -> No
 def test_boxes_follow_the_crop_and_its_mirroring() -> None:
     views = Views(np.array([[10, 20, 50, 100]] * 2, np.int32), np.array([False, True]))
     whole = np.array([[[0, 0, 1, 1], [0.2, 0.2, 0.4, 0.4], [0, 0, 0.1, 1], [0, 0, 0, 0]]] * 2)
-    found = boxes_in(views, whole, np.array([100, 100]), np.array([200, 200]), 50)
+    found = boxes_in(views, whole, np.array([100, 100]), np.array([200, 200]), (50, 50))
 
     assert found.dtype == np.float32
     assert found[0].tolist() == [[0, 0, 50, 50], [10, 10, 30, 30], [0] * 4, [0] * 4]
     assert found[1].tolist() == [[0, 0, 50, 50], [20, 10, 40, 30], [0] * 4, [0] * 4]
+
+
+def test_boxes_of_a_rectangle_are_in_its_pixels() -> None:
+    views = Views(np.array([[0, 0, 100, 200]] * 2, np.int32), np.array([False, True]))
+    boxes = np.array([[[0.1, 0.2, 0.3, 0.4]]] * 2)
+    found = boxes_in(views, boxes, np.array([100] * 2), np.array([200] * 2), (50, 80))
+    np.testing.assert_allclose(found, [[[8, 10, 24, 20]], [[56, 10, 72, 20]]], rtol=1e-6)
 
 
 def test_views_depend_only_on_their_number() -> None:

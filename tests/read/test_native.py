@@ -18,10 +18,11 @@ from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, backend, make_dataset
-from imagenet_prep.read.augment import RECIPES, Views
+from imagenet_prep.read.augment import Views
 from imagenet_prep.read.batch import Bfloat16
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.recipes import RECIPES
 from tests.kit.codec import corpus, jpegs
 from tests.kit.command import PATIENCE_S
 from tests.kit.installed import Installed
@@ -37,8 +38,11 @@ def wanted(**more: Any) -> ReadConfig:
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:
     views = (Views(np.array([box], np.int32), np.array([mirrored])),)
     numbers = np.zeros(1, int)
-    batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, numbers, {})
-    (found,) = backend.NativeBackend(wanted(**more)).batches(iter([batch]), 1)
+    config = wanted(**more)
+    classes = np.zeros(1, np.int32)
+    mask = np.ones(1, bool)
+    batch = EncodedBatch([data], classes, mask, views, numbers, {}, config.shown[0])
+    (found,) = backend.NativeBackend(config).batches(iter([batch]), 1)
     return found[0].astype(int)
 
 
@@ -219,14 +223,14 @@ def test_abandoned_epoch_stops_writing_into_reused_memory(
     begun = threading.Event()
     asked = threading.Event()
 
-    def slow(backend: Any, batch: Any, views: Any, images: Any, part: range) -> None:
-        if asked.is_set() or np.shares_memory(images, given[0]):
-            show(backend, batch, views, images, part)
+    def slow(backend: Any, batch: Any, images: Any, part: slice) -> None:
+        if asked.is_set() or np.shares_memory(images[0], given[0]):
+            show(backend, batch, images, part)
             return
         writing.append(part)
         begun.set()
         asked.wait(0.3)
-        show(backend, batch, views, images, part)
+        show(backend, batch, images, part)
         writing.remove(part)
 
     def out() -> Any:

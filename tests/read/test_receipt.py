@@ -259,8 +259,8 @@ def test_position_is_the_place_in_the_order() -> None:
     for window, seed in itertools.product((0, 2), (None, 7)):
         order = Order(TRAIN, seed, window, chosen=np.arange(0, NUM_TRAIN, 3))
         numbers = order.epoch(4).tolist()
-        found = [order.position(4, number) for number in range(NUM_TRAIN)]
-        assert found == [numbers.index(n) if n in numbers else None for n in range(NUM_TRAIN)]
+        found = [order.positions(4, number) for number in range(NUM_TRAIN)]
+        assert found == [[numbers.index(n)] if n in numbers else [] for n in range(NUM_TRAIN)]
 
 
 def test_state_of_a_sampler_may_be_logged(colours: Path) -> None:

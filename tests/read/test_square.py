@@ -205,7 +205,7 @@ def test_boxes_follow_the_central_square_and_its_mirroring(scenes: Path) -> None
         views, boxes=np.array([[0, 0, 100, 200]] * 2), mirrored=np.array([False, True])
     )
     boxes = np.array([[[0, 0, 1, 1], [0.25, 0, 0.5, 0.5], [0, 0, 0.2, 1]]] * 2)
-    found = boxes_in(views, boxes, np.array([100] * 2), np.array([200] * 2), 50, square=True)
+    found = boxes_in(views, boxes, np.array([100] * 2), np.array([200] * 2), (50, 50), square=True)
 
     assert found[0].tolist() == [[0, 0, 50, 50], [0, 0, 25, 25], [0] * 4]
     assert found[1].tolist() == [[0, 0, 50, 50], [25, 0, 50, 25], [0] * 4]

@@ -88,7 +88,7 @@ program.main("imagenet_prep.train", sys.argv[1:])
 # Runs 100 steps on normalised digits for each seed, and prints the accuracy on different digits.
 DIGITS = """\
 import sys, numpy as np
-from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.recipes import RECIPES
 from imagenet_prep.trainer import config, recipe
 from imagenet_prep.trainer.mxnet_learner import _MEAN, _STD, MxnetLearner
 

@@ -8,7 +8,7 @@ from imagenet_prep.codec import decoding, likeness, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.matching import search
-from imagenet_prep.read import backend, reader
+from imagenet_prep.read import decoder
 from imagenet_prep.reporting import sample
 
 
@@ -22,7 +22,7 @@ def shown(data: bytes) -> object:
 
 def diagnosed(data: bytes) -> None:
     """Raises a reader's error for an image that its framework refuses."""
-    if problem := reader.problem(data, lambda _: None, "native"):
+    if problem := decoder.problem(data, lambda _: None, "native"):
         raise BadImageError("undecodable", problem)
 
 
@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "proof": likeness.means,
     "equal pixels": decoding.digest,
     "report": shown,
-    "reader": lambda data: backend.cropped(data, [0, 0, 8, 8]),
+    "reader": lambda data: decoder.cropped(data, [0, 0, 8, 8]),
     "diagnosis": diagnosed,
 }
 # Those that only accept JPEGs.

@@ -36,7 +36,7 @@ static int is_decoded(workspace *w, bytes b, const request *r, planes_of_image *
     if (end(w) == NO_MEMORY) fail("no memory");
     return 0;
   }
-  if (w->decoder) return decode_ourselves(w, b.data, b.size, r, p);
+  if (w->decoder) return decode_ourselves(w, b.data, b.size, r, 1, p);
   decode_by_libjpeg(w, b.data, b.size, r, p);
   end(w);
   return 1;

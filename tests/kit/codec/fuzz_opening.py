@@ -29,7 +29,7 @@ import numpy as np
 from imagenet_prep.codec import decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.read import backend
+from imagenet_prep.read import decoder
 from imagenet_prep.reporting import sample
 from tests.kit.codec import frames, mutations
 from tests.kit.codec.native import SANITIZED, link
@@ -61,7 +61,7 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "means": likeness.means,
     "digest": decoding.digest,
-    "reader": lambda data: backend.cropped(data, [3, 3, 30, 30]),
+    "reader": lambda data: decoder.cropped(data, [3, 3, 30, 30]),
     "report": lambda data: sample.decode(data, 5),
 }
 

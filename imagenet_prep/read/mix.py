@@ -1,0 +1,677 @@
+"""`make_mix` reads several datasets as one: in exact proportions, and exact after a resume.
+
+`Proportions` decides which part gives each example of an epoch of a mix. `Mix` has examples of
+several parts in a batch; `Alternation` takes each batch from one part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import require_same_ranks
+from imagenet_prep.read.augment import Views
+from imagenet_prep.read.backend import CONVERTERS, Backend, open_backend
+from imagenet_prep.read.cache import BackgroundThreads
+from imagenet_prep.read.config import ReadConfig, Shown
+from imagenet_prep.read.dataset import make_dataset
+from imagenet_prep.read.decode_steps import as_batch, decoded_steps
+from imagenet_prep.read.feed import EncodedBatch, read_ahead
+from imagenet_prep.read.order import BatchShape, Steps, mix, stream
+from imagenet_prep.read.reader import Reader
+from imagenet_prep.read.receipt import STATE_VERSION
+from imagenet_prep.read.recipes import height_and_width
+from imagenet_prep.read.selection import NoExampleError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_SLOTS = 9  # number of the random stream; read/order.py and read/augment.py use 1 to 8
+PART = "part"
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """How many examples each part gives to each epoch, and in which order.
+
+    After any number of epochs, each part has given its share of all examples, to one example. Each
+    share must be at least one example of an epoch: then no count can decrease.
+    """
+
+    shares: tuple[float, ...]  # their sum is 1
+    num_examples: int  # of an epoch
+    seed: int
+
+    def before(self, epoch: int) -> list[int]:
+        """Returns how many examples each part gives to all epochs before one.
+
+        These are the shares, rounded down, and one more for the largest remainders.
+        """
+        total = epoch * self.num_examples
+        exact = [share * total for share in self.shares]
+        counts = [math.floor(number) for number in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+        for part in by_remainder[: total - sum(counts)]:
+            counts[part] += 1
+        return counts
+
+    def parts(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns the number of the part that gives each example of an epoch."""
+        pairs = zip(self.before(epoch), self.before(epoch + 1), strict=True)
+        counts = [after - before for before, after in pairs]
+        parts = np.repeat(np.arange(len(counts)), counts)
+        places = np.arange(len(parts), dtype=np.uint64)
+        return parts[np.argsort(mix(places ^ stream(self.seed, epoch, _SLOTS)))]
+
+
+class _Slots(NamedTuple):
+    """The examples of an epoch of a mix, in reading order."""
+
+    epoch: int
+    parts: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]  # in the order of the part
+    epochs: npt.NDArray[np.int64]  # epoch of the part
+
+
+class _MixFeed:
+    """Reads the batches of one rank of a `Mix`, with the feeds of its parts."""
+
+    def __init__(self, readers: Sequence[Reader], proportions: Proportions) -> None:
+        self.feeds = [reader.feed for reader in readers]
+        self.config = self.feeds[0].config
+        self.bfloat16 = set().union(*(feed.bfloat16 for feed in self.feeds))
+        self.wnids = tuple(dict.fromkeys(wnid for reader in readers for wnid in reader.classes))
+        numbers = {wnid: number for number, wnid in enumerate(self.wnids)}
+        # For each part, the class index in the mix by its own class index; -1 stays -1.
+        self._classes = [
+            np.array([*(numbers[wnid] for wnid in reader.classes), -1], np.int32)
+            for reader in readers
+        ]
+        self._proportions = proportions
+        self._thread = BackgroundThreads(1, "mix")
+        self._slots: _Slots | None = None
+
+    def steps(self, start: int) -> Steps:
+        """Returns the steps of an epoch after its first `start` examples."""
+        config = self.config
+        total = self._proportions.num_examples
+        return Steps(start, total, config.rank.size, config.batch_size, drop_tail=True)
+
+    def batches(self, epoch: int, start: int, most: int) -> Iterator[EncodedBatch]:
+        """Yields at most `most` batches of this rank, after `start` examples of the epoch."""
+        if self._slots is None or self._slots.epoch != epoch:
+            self._slots = self._of_epoch(epoch)
+        slots = self._slots
+        steps = self.steps(start)
+        positions = (
+            steps.positions(step, self.config.rank.rank) for step in range(min(most, steps.count))
+        )
+        reads = (partial(self._read, slots, slice(at.start, at.stop)) for at in positions)
+        yield from read_ahead(self._thread, reads)
+
+    def forget_order(self) -> None:
+        """Makes the next batch compute the order again, since shuffle windows have changed."""
+        self._slots = None
+
+    def _of_epoch(self, epoch: int) -> _Slots:
+        """Computes the order of an epoch: each part continues its own order, epoch after epoch."""
+        parts = self._proportions.parts(epoch)
+        numbers = np.empty(len(parts), np.int64)
+        epochs = np.empty(len(parts), np.int64)
+        for part, begin in enumerate(self._proportions.before(epoch)):
+            order = self.feeds[part].order
+            places = np.flatnonzero(parts == part)
+            windows = []
+            done = 0
+            while done < len(places):
+                own_epoch, first = divmod(begin + done, order.num_examples)
+                own_numbers = order.epoch(own_epoch)[first : first + len(places) - done]
+                here = places[done : done + len(own_numbers)]
+                numbers[here] = own_numbers
+                epochs[here] = own_epoch
+                windows += order.windows(own_epoch)
+                done += len(own_numbers)
+            self.feeds[part].follow(windows)
+        return _Slots(epoch, parts, numbers, epochs)
+
+    def _read(self, slots: _Slots, here: slice) -> EncodedBatch:
+        """Reads a batch: the examples of each part and epoch of it together."""
+        parts = slots.parts[here]
+        epochs = slots.epochs[here]
+        numbers = slots.numbers[here]
+        places = []
+        batches = []
+        for part, epoch in sorted(set(zip(parts.tolist(), epochs.tolist(), strict=True))):
+            own = np.flatnonzero((parts == part) & (epochs == epoch))
+            batch = self.feeds[part].read(numbers[own], epoch, BatchShape(len(own)))
+            batches.append(batch._replace(class_index=self._classes[part][batch.class_index]))
+            places.append(own)
+        return _joined(batches, np.argsort(np.concatenate(places)), parts)
+
+    def mask_undecodable(self, batch: EncodedBatch, decode: Callable[[bytes], None]) -> bool:
+        """Masks the images of a batch that cannot be decoded; see `Feed.mask_undecodable`."""
+        found = False
+        parts = np.asarray(batch.details[PART])
+        for number, feed in enumerate(self.feeds):
+            own = batch._replace(mask=batch.mask & (parts == number))
+            found |= feed.mask_undecodable(own, decode)
+        return found
+
+
+def _joined(
+    batches: Sequence[EncodedBatch], order: npt.NDArray[np.int64], parts: npt.NDArray[np.int64]
+) -> EncodedBatch:
+    """Returns one batch with the examples of several ones, in the given order."""
+
+    def join(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], list):
+            together = [value for batch in values for value in batch]
+            # No field may need the images.
+            return [together[place] for place in order.tolist()] if together else []
+        return np.concatenate(values)[order]
+
+    details: dict[str, Any] = {}
+    for name in batches[0].details:
+        values: list[Any] = [batch.details[name] for batch in batches]
+        if name == "boxes":
+            values = _padded(values)
+        details[name] = join(values)
+    mask = join([batch.mask for batch in batches])
+    details[PART] = np.where(mask, parts, -1).astype(np.int32)
+    views = []
+    for view in range(len(batches[0].views)):
+        own = [batch.views[view] for batch in batches]
+        views.append(_joined_views(own, join))
+    return batches[0]._replace(
+        encoded=join([[*batch.encoded] for batch in batches]),
+        class_index=join([batch.class_index for batch in batches]),
+        mask=mask,
+        views=tuple(views),
+        numbers=join([batch.numbers for batch in batches]),
+        details=details,
+    )
+
+
+def _joined_views(views: Sequence[Views], join: Any) -> Views:
+    boxes = join([view.boxes for view in views])
+    mirrored = join([view.mirrored for view in views])
+    optional = {}
+    for name in ("colours", "cubic"):
+        values = [getattr(view, name) for view in views]
+        optional[name] = None if values[0] is None else join(values)
+    return Views(boxes, mirrored, **optional)
+
+
+def _padded(boxes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Pads boxes [batch, ..., most, 4] with zeros to the same number of boxes."""
+    most = max(array.shape[-2] for array in boxes)
+    padded = []
+    for array in boxes:
+        width = [(0, 0)] * array.ndim
+        width[-2] = (0, most - array.shape[-2])
+        padded.append(np.pad(array, width))
+    return padded
+
+
+class Mixed:
+    """What `Mix` and `Alternation` share: the parts, their shares, and the position."""
+
+    def __init__(self, parts: Mapping[str, Reader], weights: Mapping[str, float] | None) -> None:
+        self.parts = dict(parts)
+        self.names = tuple(parts)
+        self._readers = [*parts.values()]
+        for name, reader in parts.items():
+            if not reader.feed.config.is_training:
+                raise UsageError(f"part {name!r}: a mix is for training, this reader is not")
+            if reader.epoch or not reader.is_at_start:
+                raise UsageError(
+                    f"part {name!r}: its reader has been used, but a mix begins at epoch 0. Make a "
+                    "new reader, and restore the state of the mix"
+                )
+        sizes = {name: float(reader.num_examples) for name, reader in parts.items()}
+        self.shares = _shares(self.names, sizes if weights is None else weights)
+        self.epoch = 0
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples per epoch, over all parts and ranks."""
+        return sum(reader.num_examples for reader in self._readers)
+
+    @property
+    def skipped(self) -> list[str]:
+        """One message per record that this rank has skipped."""
+        return [reason for reader in self._readers for reason in reader.skipped]
+
+    def close(self) -> None:
+        """Closes the shards of all parts."""
+        for reader in self._readers:
+            reader.close()
+
+    def _require_state(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Raises UsageError if a setting in a state differs from that of this mix."""
+        for name, value in own.items():
+            if state.get(name) != value:
+                raise UsageError(
+                    f"the state has {name} {state.get(name)!r}, but this mix has {value!r}. Use "
+                    "the same datasets and settings, or start from epoch 0."
+                )
+
+
+class Mix(Mixed):
+    """Reads several datasets as one; created by `make_mix`.
+
+    Each `for` loop yields the remaining batches of the current epoch, like that of a `Reader`. A
+    batch has the fields of the parts, and `part`: [batch] int32, the number of each example's part
+    in `names`; -1 if the mask is False. `class_index` is that of `classes`.
+
+    Attributes:
+      parts: the readers by name. Only the mix may read them.
+      names: the names of the parts.
+      shares: the share of each part in the examples.
+      epoch: epoch of the next batch, from 0.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset, make_mix
+      >>> part = make_dataset("/data/imagenet-480", "train", batch_size=8, fraction=0.5)
+      >>> rest = make_dataset("/data/imagenet-480", "train", batch_size=8)
+      >>> mix = make_mix({"half": part, "all": rest}, weights={"half": 1, "all": 3})
+      >>> batch = next(iter(mix))
+      >>> batch["images"].shape, batch["part"].shape, sorted(mix.state())[:3]
+      ((8, 224, 224, 3), (8,), ['epoch', 'examples_read', 'num_examples'])
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Reader], weights: Mapping[str, float] | None, seed: int
+    ) -> None:
+        super().__init__(parts, weights)
+        _require_equal(parts)
+        self._seed = seed
+        for name, share in zip(self.names, self.shares, strict=True):
+            if share * self.num_examples < 1:
+                raise UsageError(
+                    f"weights={dict(weights or {})}: part {name!r} would give less than one of the "
+                    f"{self.num_examples:,} examples of an epoch. Choose a larger weight"
+                )
+        proportions = Proportions(self.shares, self.num_examples, seed)
+        self._feed = _MixFeed(self._readers, proportions)
+        self._examples_read = 0
+        if not self.steps_per_epoch:
+            raise UsageError(
+                f"the mix has {self.num_examples:,} examples, not enough for one step: choose a "
+                "smaller batch size"
+            )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The WNID of each class index: those of all parts, in their order."""
+        return self._feed.wnids
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches per complete epoch, which is the same on every rank."""
+        return self._feed.steps(0).count
+
+    @property
+    def steps_left(self) -> int:
+        """The number of remaining batches of the current epoch."""
+        return self._feed.steps(self._examples_read).count
+
+    @property
+    def dropped_per_epoch(self) -> int:
+        """The number of examples that are dropped per epoch."""
+        return self._feed.steps(0).dropped
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        require_same_ranks(self._feed.config.rank)
+        steps = self.steps_left
+        for read, images, encoded in decoded_steps(
+            self._backend,
+            partial(self._feed.batches, self.epoch),
+            self._feed.mask_undecodable,
+            self._feed.steps,
+            self._examples_read,
+            steps,
+        ):
+            self._examples_read = read
+            steps -= 1
+            if not steps:
+                # Do this before the yield, since a loop that counts steps ends after this batch.
+                self._begin_epoch()
+            batch = as_batch(images, encoded, self._feed.config, self._feed.bfloat16)
+            yield _with_part(batch, np.asarray(encoded.details[PART]), self._feed.config)
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self._examples_read = 0
+
+    @cached_property
+    def _backend(self) -> Backend:
+        first, *_ = self._readers
+        return open_backend(self._feed.config, first.manifest.splits[self._feed.config.split])
+
+    def state(self) -> dict[str, Any]:
+        """Returns the mix's position as JSON, the same on every rank."""
+        windows = {name: reader.feed.order.window for name, reader in self.parts.items()}
+        position = {"epoch": self.epoch, "examples_read": self._examples_read}
+        return {**self._settings(), "windows": windows, **position}
+
+    def _settings(self) -> dict[str, Any]:
+        parts = {}
+        for name, reader in self.parts.items():
+            state = reader.state()
+            fixed = state.keys() - {*_POSITION, "window"}
+            parts[name] = {key: state[key] for key in sorted(fixed)}
+        return {
+            "version": STATE_VERSION,
+            "parts": parts,
+            "shares": [*self.shares],
+            "num_examples": self.num_examples,
+            "seed": self._seed,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; the number of ranks and the batch size may have changed.
+
+        Raises:
+          UsageError: parts, shares or seed differ from the state.
+        """
+        self._require_state(state, self._settings())
+        epoch, read = (state.get(name) for name in _POSITION)
+        windows = state.get("windows")
+        has_windows = isinstance(windows, dict) and windows.keys() == self.parts.keys()
+        if not has_windows or not all(map(_is_count, cast("Any", windows).values())):
+            raise UsageError(
+                f"the state is damaged: windows {str(windows)[:200]}. Use a different state, or "
+                "start from epoch 0."
+            )
+        if not (_is_count(epoch) and _is_count(read)) or cast("int", read) > self.num_examples:
+            raise UsageError(
+                f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
+                f"{self.num_examples:,}. Use a different state, or start from epoch 0."
+            )
+        for name, reader in self.parts.items():
+            reader.feed.use_window(cast("Any", windows)[name])
+        self._feed.forget_order()
+        self.epoch = cast("int", epoch)
+        self._examples_read = cast("int", read)
+        if not self.steps_left:
+            self._begin_epoch()
+
+    state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
+
+
+class Alternation(Mixed):
+    """Reads several datasets in turn, each batch from one of them; created by `make_mix`.
+
+    The parts may differ in the size of images and batches. All ranks read the same part in a step.
+    A batch has the fields of its part, and `part`: [batch] int32, its number in `names`.
+    `class_index` is that of the part. After each step, the part that is furthest behind its share
+    follows, so each part has given its share of the examples, to one step. Without weights, an
+    epoch reads each part once; with weights, an epoch has as many examples as all parts together.
+
+    Attributes:
+      parts: the readers by name. Only the alternation may read them.
+      names: the names of the parts.
+      shares: the share of each part in the examples.
+      epoch: epoch of the next batch, from 0.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset, make_mix
+      >>> small = make_dataset("/data/imagenet-480", "train", 16, image_size=128, fraction=0.5)
+      >>> large = make_dataset("/data/imagenet-480", "train", 8)
+      >>> alternation = make_mix({"small": small, "large": large}, homogeneous=True)
+      >>> sorted({batch["images"].shape for batch in alternation})
+      [(8, 224, 224, 3), (16, 128, 128, 3)]
+    """
+
+    def __init__(self, parts: Mapping[str, Reader], weights: Mapping[str, float] | None) -> None:
+        super().__init__(parts, weights)
+        self._reads_once = weights is None
+        # Examples of each part; without weights, in this epoch.
+        self._read = [0] * len(self._readers)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the remaining batches of the epoch."""
+        loops: dict[int, Iterator[Any]] = {}
+        while True:
+            part = self._next_part()
+            assert part is not None
+            reader = self._readers[part]
+            if part not in loops or reader.is_at_start:
+                loops[part] = iter(reader)
+            size = reader.next_step_examples
+            batch = next(loops[part])
+            config = reader.feed.config
+            batch = _with_part(batch, np.full(size // config.rank.size, part), config)
+            self._read[part] += size
+            if self._next_part() is None:
+                # Do this before the yield, since a loop that counts steps ends after this batch.
+                self._begin_epoch()
+                yield batch
+                return
+            yield batch
+
+    def _next_part(self) -> int | None:
+        """Returns the number of the next step's part; None at the end of the epoch."""
+        total = sum(self._read)
+        best = None
+        most_behind = -math.inf
+        for part, reader in enumerate(self._readers):
+            size = reader.next_step_examples
+            if self._reads_once:
+                is_finished = reader.epoch > self.epoch
+            else:
+                is_finished = total + size > (self.epoch + 1) * self.num_examples
+            if is_finished:
+                continue
+            behind = self.shares[part] * (total + size) - self._read[part]
+            if behind > most_behind:
+                best = part
+                most_behind = behind
+        return best
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        if self._reads_once:
+            self._read = [0] * len(self._readers)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position as JSON, the same on every rank."""
+        return {
+            **self._settings(),
+            "parts": {name: reader.state() for name, reader in self.parts.items()},
+            "epoch": self.epoch,
+            "read": [*self._read],
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, "shares": [*self.shares], "once": self._reads_once}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; the number of ranks and the batch size may have changed.
+
+        Raises:
+          UsageError: parts or shares differ from the state.
+        """
+        self._require_state(state, self._settings())
+        parts = state.get("parts")
+        read = state.get("read")
+        epoch = state.get("epoch")
+        is_sound = isinstance(parts, dict) and parts.keys() == self.parts.keys()
+        is_sound &= isinstance(read, list) and len(read) == len(self.names)
+        if not is_sound or not all(_is_count(number) for number in (epoch, *cast("Any", read))):
+            raise UsageError(
+                f"the state has the parts {str(parts)[:200]}, this mix has {self.names}. Use the "
+                "same datasets and settings, or start from epoch 0."
+            )
+        for name, reader in self.parts.items():
+            reader.restore(cast("dict[str, Any]", parts)[name])
+        self.epoch = cast("int", epoch)
+        self._read = [*cast("list[int]", read)]
+        if self._next_part() is None:
+            self._begin_epoch()
+
+    state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
+
+
+# The entries of a reader's state that change from step to step.
+_POSITION = ("epoch", "examples_read")
+# The settings of readers that the examples of one batch share.
+_EQUAL = ("batch_size", "fields", "framework", "dtype", "layout", "as_tuple", "colour")
+
+
+def make_mix(
+    parts: Mapping[str, Reader],
+    weights: Mapping[str, float] | None = None,
+    *,
+    homogeneous: bool = False,
+    seed: int = 0,
+) -> Mix | Alternation:
+    """Returns a mix of datasets, each with its share of the examples.
+
+    Args:
+      parts: readers for training by name, with the same ranks, fields and sizes.
+      weights: the weight of each part by name; by default their numbers of examples, so that an
+        epoch reads each example of each part once. Otherwise, an epoch has as many examples as all
+        parts together, and each part begins its next epoch if it is at its end.
+      homogeneous: True: each step has examples of one part only, and parts may differ in their
+        sizes and batch sizes. False: batches have examples of all parts.
+      seed: seed of the order of the parts in a `Mix`.
+
+    Raises:
+      UsageError: parts do not fit together, or a weight is not a number above 0.
+
+    Example:
+      >>> from imagenet_prep.read import make_dataset, make_mix
+      >>> web = make_dataset("/data/imagenet-480", "train", batch_size=8)
+      >>> own = make_dataset("/data/imagenet-480", "train", batch_size=8, fraction=0.5)
+      >>> mix = make_mix({"web": web, "own": own}, weights={"web": 2, "own": 1})
+      >>> batch = next(iter(mix))
+      >>> mix.names[batch["part"][0]] in ("web", "own")
+      True
+    """
+    if homogeneous:
+        return Alternation(parts, weights)
+    return Mix(parts, weights, seed)
+
+
+def make_buckets(
+    data_dir: str | os.PathLike[str],
+    split: str,
+    batch_size: int,
+    sizes: Sequence[tuple[int, int]],
+    **options: Any,
+) -> Alternation:
+    """Returns a reader whose batches have images of one shape: that nearest to their own shape.
+
+    Args:
+      data_dir, split, batch_size: as in `make_dataset`.
+      sizes: height and width of each bucket. An image belongs to the bucket whose width / height is
+        nearest to its own, on a logarithmic scale.
+      **options: further arguments of `make_dataset`; `where` selects images of all buckets.
+
+    Raises:
+      UsageError: a bucket has images, but fewer than one step needs.
+
+    Example:
+      >>> from imagenet_prep.read import make_buckets
+      >>> sizes = [(224, 224), (224, 320), (320, 224)]
+      >>> buckets = make_buckets("/data/imagenet-480", "train", 4, sizes)
+      >>> buckets.names
+      ('320x224', '224x224', '224x320')
+      >>> sorted({batch["images"].shape for batch in buckets})
+      [(4, 224, 224, 3), (4, 224, 320, 3), (4, 320, 224, 3)]
+    """
+    by_aspect = sorted(map(height_and_width, sizes), key=lambda size: size[1] / size[0])
+    aspects = [width / height for height, width in by_aspect]
+    borders = [math.sqrt(low * high) for low, high in pairwise(aspects)]
+    if not by_aspect or min((high / low for low, high in pairwise(aspects)), default=2) <= 1:
+        raise UsageError(f"sizes={[*sizes]}: expected sizes with different width / height")
+    wanted = options.pop("where", None)
+    parts = {}
+    for number, (height, width) in enumerate(by_aspect):
+        conditions = [] if wanted is None else [f"({wanted})"]
+        if number > 0:
+            conditions.append(f"width / height >= {borders[number - 1]!r}")
+        if number < len(borders):
+            conditions.append(f"width / height < {borders[number]!r}")
+        where = " and ".join(conditions) or None
+        with contextlib.suppress(NoExampleError):
+            parts[f"{height}x{width}"] = make_dataset(
+                data_dir, split, batch_size, (height, width), where=where, **options
+            )
+    if not parts:
+        raise UsageError(f"{os.fspath(data_dir)}: no image of {split} matches where={wanted!r}")
+    return Alternation(parts, None)
+
+
+def _shares(names: Sequence[str], weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Returns the share of each part; raises UsageError if a weight is missing or no number."""
+    if not names or set(weights) != set(names):
+        raise UsageError(f"weights={dict(weights)}: expected a weight for each of {[*names]}")
+    values = [weights[name] for name in names]
+    if not all(0 < value < math.inf for value in values):
+        raise UsageError(f"weights={dict(weights)}: expected numbers above 0")
+    total = math.fsum(values)
+    return tuple(float(value / total) for value in values)
+
+
+def _require_equal(parts: Mapping[str, Reader]) -> None:
+    """Raises UsageError if the examples of the parts cannot be in one batch."""
+    first_name, *_ = parts
+    first = parts[first_name].feed.config
+    for name, reader in parts.items():
+        config = reader.feed.config
+        if config.backend != "native" or config.sizes or config.out is not None:
+            raise UsageError(
+                f"part {name!r}: a mix needs readers with backend='native', without sizes= and out="
+            )
+        pairs = [(setting, getattr(config, setting), getattr(first, setting)) for setting in _EQUAL]
+        pairs.append(("world", config.rank, first.rank))
+        pairs.append(("images", _look_of(config), _look_of(first)))
+        for setting, own, expected in pairs:
+            if own != expected:
+                raise UsageError(
+                    f"part {name!r} has {setting}={own!r}, but part {first_name!r} has "
+                    f"{expected!r}: a batch needs the same. homogeneous=True alternates instead"
+                )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _look_of(config: ReadConfig) -> list[Shown]:
+    """Returns what the images show, without the settings that only choose crops."""
+    neutral: dict[str, Any] = {
+        "area": (1.0, 1.0),
+        "aspect": (1.0, 1.0),
+        "mirror": 0.0,
+        "share": 1.0,
+    }
+    (arrays,) = config.shown
+    return [replace(shown, crops=replace(shown.crops, **neutral)) for shown in arrays]
+
+
+def _with_part(batch: Any, parts: npt.NDArray[Any], config: ReadConfig) -> Any:
+    """Adds the number of each example's part to a batch, unless it is a tuple."""
+    if config.as_tuple:
+        return batch
+    return {**batch, PART: CONVERTERS[config.array_framework](parts.astype(np.int32), False)}

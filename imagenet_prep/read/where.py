@@ -1,0 +1,190 @@
+"""Selects examples by an expression over the tables of samples: `where` of `make_dataset`."""
+
+from __future__ import annotations
+
+import ast
+import io
+import operator
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+# The names that the tables of samples define. All other names are columns of the dataset.
+SIDES = ("width", "height", "bytes")
+NAMES = (*SIDES, "class", "class_index", "key")
+_CLASS = "class_"  # `class` is a keyword of Python
+_MOST_CHARACTERS = 1 << 20
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.And: np.logical_and,
+    ast.Or: np.logical_or,
+    ast.Not: np.logical_not,
+    ast.USub: operator.neg,
+}
+
+
+class Where:
+    """An expression with the values of one example, such as `width >= 512`.
+
+    It has numbers, strings, lists of them, names, `+ - * / %`, comparisons, `in`, `and`, `or` and
+    `not`, as in Python. No other code can be in it.
+
+    Attributes:
+      text: the expression, with the same text for the same meaning of blanks and brackets.
+      names: the names in it.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Parses an expression; raises UsageError if it has anything else in it."""
+        if len(text) > _MOST_CHARACTERS:
+            raise UsageError(
+                f"where= has {len(text):,} characters, expected at most {_MOST_CHARACTERS:,}. "
+                "To select many images, write their keys to a file, and pass keys="
+            )
+        self._text = text
+        try:
+            self._tree = ast.parse(_without_keyword(text), mode="eval").body
+            self.text = ast.unparse(self._tree)
+        except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            raise self._error(f"is no expression ({error})") from None
+        self.names: set[str] = set()
+        self._check(self._tree)
+        if not _is_condition(self._tree):
+            raise self._error("is no condition: expected a comparison, such as width >= 512")
+
+    def __call__(self, values: Mapping[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
+        """Returns [count] bool, given `count` values of each name.
+
+        Raises:
+          UsageError: values that cannot be compared, such as a key and a number.
+        """
+        try:
+            found = self._value(self._tree, values)
+        except (TypeError, ValueError, np.exceptions.DTypePromotionError) as error:
+            raise self._error(f"cannot be computed ({error})") from None
+        return np.broadcast_to(np.asarray(found, bool), count)
+
+    def _error(self, problem: str) -> UsageError:
+        shown = self._text if len(self._text) <= 200 else f"{self._text[:200]}..."
+        return UsageError(f"where={shown!r} {problem}")
+
+    def _check(self, node: ast.expr) -> None:
+        """Raises UsageError unless the expression has only the nodes that `_value` knows."""
+        if isinstance(node, ast.Name):
+            self.names.add("class" if node.id == _CLASS else node.id)
+        elif isinstance(node, ast.Constant):
+            if type(node.value) not in (int, float, str):
+                raise self._error(f"has {node.value!r}: expected numbers and strings")
+        elif isinstance(node, ast.BoolOp):
+            for child in node.values:
+                self._check(child)
+        elif isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATIONS:
+            self._check(node.operand)
+        elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+            self._check(node.left)
+            self._check(node.right)
+        elif isinstance(node, ast.Compare):
+            self._check(node.left)
+            for operation, right in zip(node.ops, node.comparators, strict=True):
+                if isinstance(operation, (ast.In, ast.NotIn)):
+                    self._check_list(right)
+                elif type(operation) in _OPERATIONS:
+                    self._check(right)
+                else:
+                    raise self._error("has `is`: expected `==`")
+        else:
+            raise self._error(f"has {ast.unparse(node)!r}: expected names, numbers and comparisons")
+
+    def _check_list(self, node: ast.expr) -> None:
+        if not isinstance(node, (ast.Tuple, ast.List)):
+            raise self._error(f"has `in {ast.unparse(node)}`: expected a list, such as (1, 2)")
+        for child in node.elts:
+            if not isinstance(child, ast.Constant):
+                raise self._error(
+                    f"has {ast.unparse(child)!r} in a list: expected numbers, strings"
+                )
+            self._check(child)
+
+    def _value(self, node: ast.expr, values: Mapping[str, npt.NDArray[Any]]) -> Any:
+        if isinstance(node, ast.Name):
+            return values["class" if node.id == _CLASS else node.id]
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp):
+            return _OPERATIONS[type(node.op)](self._value(node.operand, values))
+        if isinstance(node, ast.BinOp):
+            left = self._value(node.left, values)
+            return _OPERATIONS[type(node.op)](left, self._value(node.right, values))
+        if isinstance(node, ast.BoolOp):
+            found = self._value(node.values[0], values)
+            for child in node.values[1:]:
+                found = _OPERATIONS[type(node.op)](found, self._value(child, values))
+            return found
+        assert isinstance(node, ast.Compare)
+        return self._compared(node, values)
+
+    def _compared(self, node: ast.Compare, values: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Computes a comparison, which may be a chain such as 1 <= a < 2."""
+        left = self._value(node.left, values)
+        result: Any = True
+        for operation, comparator in zip(node.ops, node.comparators, strict=True):
+            if isinstance(comparator, (ast.Tuple, ast.List)):
+                found = _is_in(left, [child.value for child in comparator.elts])  # type: ignore[attr-defined]
+                result = result & (~found if isinstance(operation, ast.NotIn) else found)
+                continue
+            right = self._value(comparator, values)
+            _require_comparable(left, right)
+            result = result & _OPERATIONS[type(operation)](left, right)
+            left = right
+        return result
+
+
+def _without_keyword(text: str) -> str:
+    """Renames the keyword `class`, so that Python can parse it as a name; joins the lines."""
+    # In brackets, line breaks and blanks at the start of a line have no meaning.
+    lines = io.StringIO(f"({text}\n)")
+    found = [token for token in tokenize.generate_tokens(lines.readline) if token.string.strip()]
+    tokens = []
+    for token in found[1:-1]:
+        is_class = token.type == tokenize.NAME and token.string == "class"
+        tokens.append((token.type, _CLASS if is_class else token.string))
+    return tokenize.untokenize(tokens).strip()
+
+
+def _is_condition(node: ast.expr) -> bool:
+    if isinstance(node, ast.BoolOp):
+        return all(map(_is_condition, node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _is_condition(node.operand)
+    return isinstance(node, ast.Compare)
+
+
+def _is_in(left: Any, listed: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    array = np.asarray(left)
+    for value in listed:
+        _require_comparable(array, value)
+    return np.isin(array, np.array(listed)) if listed else np.zeros(array.shape, bool)
+
+
+def _require_comparable(left: Any, right: Any) -> None:
+    """Raises TypeError if one value is a string and the other one a number."""
+    kinds = [np.asarray(value).dtype.kind == "U" for value in (left, right)]
+    if kinds[0] != kinds[1]:
+        raise TypeError("a string is compared with a number")

@@ -1,0 +1,479 @@
+"""Mixes: exact proportions, each part in its own order, and the same examples after any resume."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.read import (
+    Alternation,
+    Mix,
+    Reader,
+    Size,
+    make_buckets,
+    make_dataset,
+    make_mix,
+)
+from imagenet_prep.read.mix import Proportions
+from tests.kit.dataset import split_records
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import jpeg, picture, write_dataset
+
+Example = tuple[int, int]  # part, number of the example in its split
+WEIGHTS = {"a": 1.0, "b": 2.5, "c": 0.3}
+SIZES = {"a": 20, "b": NUM_TRAIN - 20, "c": NUM_VALIDATION}
+
+
+def parts(root: Path, batch: int = 1, world: World | None = None, **settings: Any) -> Any:
+    """Three parts: two of the training split, and the validation split."""
+    usual: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "backend": "native"}
+    usual |= {"fields": ("number", "class_index"), "training": True, "world": world or World()}
+    usual |= {"image_size": 16, "batch_size": batch}
+
+    def part(split: str, **own: Any) -> Reader:
+        return make_dataset(root, split, **usual | own | settings)
+
+    return {
+        "a": part("train", where="class_index < 20", seed=1),
+        "b": part("train", where="class_index >= 20", seed=2),
+        "c": part("validation", seed=3),
+    }
+
+
+def stream_of(reader: Reader) -> Iterator[int]:
+    """Yields the numbers of a reader's examples, epoch after epoch."""
+    while True:
+        for batch in reader:
+            yield from batch["number"].tolist()
+
+
+def examples(batches: Any) -> list[Example]:
+    found: list[Example] = []
+    for batch in batches:
+        found += zip(batch["part"].tolist(), batch["number"].tolist(), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_mix_is_that_of_an_independent_model(colours: Path, weights: Any) -> None:
+    """Each part continues its own order; the order of the parts is the only choice of the mix."""
+    mix = make_mix(parts(colours), weights, seed=6)
+    assert mix.num_examples == sum(SIZES.values())
+    streams = [stream_of(reader) for reader in parts(colours).values()]
+    wanted = weights or SIZES
+    total = sum(wanted.values())
+    given = Counter[int]()
+    for epoch in range(1, 6):
+        found = examples(mix)
+        assert len(found) == mix.num_examples
+        for part, number in found:
+            assert number == next(streams[part])
+        given.update(part for part, _ in found)
+        for part, name in enumerate(wanted):
+            expected = epoch * mix.num_examples * wanted[name] / total
+            assert abs(given[part] - expected) < 1
+
+
+def test_default_weights_read_each_example_once(colours: Path) -> None:
+    mix = make_mix(parts(colours))
+    for _ in range(3):
+        found = examples(mix)
+        assert len(set(found)) == len(found) == sum(SIZES.values())
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_resumed_mix_equals_an_uninterrupted_one(colours: Path, weights: Any) -> None:
+    """With 1, 3 and 2 ranks, other batch sizes, and interruptions at random steps."""
+    whole = make_mix(parts(colours), weights, seed=6)
+    expected = examples(whole)
+    choices = random.Random(3)
+    for _ in range(4):
+        found: list[Example] = []
+        state: dict[str, Any] | None = None
+        while True:
+            ranks = choices.choice((1, 2, 3))
+            batch = choices.choice((1, 2, 4))
+            mixes = []
+            for rank in range(ranks):
+                mix = make_mix(parts(colours, batch, World(rank, ranks)), weights, seed=6)
+                if state is not None:
+                    mix.restore(state)
+                mixes.append(mix)
+            if mixes[0].epoch > 0:
+                break
+            assert isinstance(mixes[0], Mix)
+            stop = choices.randrange(1, 5)
+            for batches in itertools.islice(zip(*mixes, strict=True), stop):
+                found += examples(batches)
+            state = json.loads(json.dumps(mixes[0].state()))
+        assert found == expected[: len(found)]
+        assert len(expected) - len(found) < 12
+
+
+def test_mix_has_the_images_of_its_parts(scenes: Path) -> None:
+    fields = ("images", "number", "key", "boxes", "mask")
+    readers = parts(scenes, 4, fields=fields, image_size=24)
+    alone: dict[Example, Any] = {}
+    for part, reader in enumerate(parts(scenes, 1, fields=fields, image_size=24).values()):
+        for batch in reader:
+            alone[part, batch["number"].item()] = (batch["images"][0], batch["key"][0])
+    for batch in make_mix(readers):
+        assert list(batch) == [*fields, "part"]
+        assert batch["images"].shape == (4, 24, 24, 3)
+        assert batch["mask"].all()
+        for part, number, image, key in zip(
+            *(batch[name] for name in ("part", "number", "images", "key")), strict=True
+        ):
+            expected, expected_key = alone[int(part), int(number)]
+            assert np.array_equal(image, expected)
+            assert key == expected_key
+
+
+def test_repeated_part_has_new_crops(scenes: Path) -> None:
+    """Its crops are those of its own epochs, several of which are in one epoch of the mix."""
+    fields = ("images", "number")
+    alone = []
+    reader = parts(scenes, 1, fields=fields)["c"]
+    for _ in range(3):
+        alone += [(batch["number"].item(), batch["images"][0]) for batch in reader]
+    mix = make_mix(parts(scenes, 1, fields=fields), {"a": 1, "b": 1, "c": 8})
+    own = [batch for batch in mix if batch["part"].item() == 2]
+    assert len(own) > 2 * NUM_VALIDATION
+    for batch, (number, image) in zip(own, alone, strict=False):
+        assert batch["number"].item() == number
+        assert np.array_equal(batch["images"][0], image)
+
+
+def test_parts_may_have_their_own_crops(scenes: Path) -> None:
+    fields = ("images", "number")
+    readers = parts(scenes, 2, fields=fields)
+    readers["b"] = parts(scenes, 2, fields=fields, area=(0.9, 1.0), mirror=0.0)["b"]
+    zoomed = parts(scenes, 1, fields=fields, area=(0.9, 1.0), mirror=0.0)["b"]
+    expected = {batch["number"].item(): batch["images"][0] for batch in zoomed}
+    for batch in make_mix(readers):
+        for part, number, image in zip(
+            batch["part"], batch["number"], batch["images"], strict=True
+        ):
+            if part == 1:
+                assert np.array_equal(image, expected[int(number)])
+
+
+def test_class_indices_are_those_of_all_parts(colours: Path) -> None:
+    """Classes are joined by WNID, in the order of the parts."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "batch_size": 1}
+    usual |= {"fields": ("number", "class_index"), "world": World(), "remap": True}
+    readers = {
+        "high": make_dataset(colours, "train", classes=[30, 31], **usual),
+        "low": make_dataset(colours, "train", classes=[31, 4], **usual),
+    }
+    mix = make_mix(readers)
+    assert isinstance(mix, Mix)
+    names = [readers["high"].class_list.wnids[i] for i in range(2)]
+    assert mix.classes[:2] == tuple(names)
+    assert mix.num_classes == 3
+    for batch in mix:
+        (number,), (class_index,) = batch["number"], batch["class_index"]
+        record = split_records(colours, "train")[number]
+        assert mix.classes[class_index] == record.wnid
+
+
+def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:
+    path = min(damaged.glob("train-*[0-9]"))
+    data = bytearray(path.read_bytes())
+    data[400] ^= 1
+    path.write_bytes(data)
+    fields = ("images", "number", "mask", "class_index")
+    mix = make_mix(parts(damaged, 4, fields=fields, on_bad_record="skip"))
+    masked = [batch for batch in mix if not batch["mask"].all()]
+    assert len(masked) == 1
+    (place,) = np.flatnonzero(~masked[0]["mask"])
+    assert masked[0]["part"][place] == -1
+    assert masked[0]["class_index"][place] == -1
+    assert len(mix.skipped) == 1
+    assert path.name in mix.skipped[0]
+
+
+def test_batches_without_images_are_mixed(colours: Path) -> None:
+    batches = list(make_mix(parts(colours, 5, fields=("key", "class_index"))))
+    assert all(len(batch["key"]) == 5 for batch in batches)
+
+
+def test_tuples_of_a_mix_have_no_part(colours: Path) -> None:
+    settings = {"as_tuple": True, "fields": ("images", "class_index", "mask")}
+    images, labels, weights = next(iter(make_mix(parts(colours, 3, **settings))))
+    assert (images.shape, labels.shape, weights.tolist()) == ((3, 16, 16, 3), (3,), [1.0] * 3)
+
+
+@pytest.mark.parametrize("num_examples", [20, 37, 1000])
+def test_proportions_hold_to_one_example_at_each_epoch(num_examples: int) -> None:
+    shares = (0.5, 0.3, 0.15, 0.05)
+    proportions = Proportions(shares, num_examples, seed=4)
+    total = Counter[int]()
+    for epoch in range(50):
+        of_epoch = proportions.parts(epoch)
+        assert len(of_epoch) == num_examples
+        total.update(of_epoch.tolist())
+        for part, share in enumerate(shares):
+            assert abs(total[part] - share * num_examples * (epoch + 1)) < 1 + 1e-6
+
+
+def test_parts_are_spread_over_the_epoch() -> None:
+    of_epoch = Proportions((0.8, 0.2), 10_000, seed=0).parts(3)
+    for begin in range(0, 10_000, 1_000):
+        assert of_epoch[begin : begin + 1_000].mean() == pytest.approx(0.2, abs=0.05)
+
+
+def changed(**settings: Any) -> Callable[[Path], Any]:
+    """Returns a function that makes parts of which the second has other settings."""
+
+    def make(root: Path) -> Any:
+        own = {key: value for key, value in settings.items() if key != "shared"}
+        return parts(root, 2) | {"b": parts(root, **{"batch": 2} | own)["b"]}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "fact"),
+    [
+        (changed(batch=3), "batch_size=3"),
+        (changed(fields=("number",)), "fields="),
+        (changed(dtype="float32"), "dtype='float32'"),
+        (changed(layout="NCHW"), "layout='NCHW'"),
+        (changed(image_size=20), "images="),
+        (changed(filter="bicubic"), "images="),
+        (changed(mean=(1.0, 2.0, 3.0)), "images="),
+        (changed(views=2), "images="),
+        (changed(colour=True), "colour=True"),
+        (changed(world=World(0, 2)), "world="),
+        (changed(recipe="cifar10"), "images="),
+        (changed(sizes=[]), ""),
+    ],
+    ids=range(12),
+)
+def test_parts_that_do_not_fit_are_refused(colours: Path, make: Any, fact: str) -> None:
+    if not fact:
+        make_mix(make(colours))
+        return
+    with pytest.raises(UsageError) as refused:
+        make_mix(make(colours))
+    assert fact in str(refused.value)
+    assert "'b'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": 1, "b": 1},
+        {"a": 1, "b": 1, "c": 1, "d": 1},
+        {"a": 1, "b": 0, "c": 1},
+        {"a": 1, "b": -1, "c": 1},
+        {"a": 1, "b": math.inf, "c": 1},
+        {"a": 1, "b": math.nan, "c": 1},
+        {},
+    ],
+    ids=str,
+)
+def test_invalid_weights_are_refused(colours: Path, weights: Any) -> None:
+    for homogeneous in (False, True):
+        with pytest.raises(UsageError, match="weights="):
+            make_mix(parts(colours), weights, homogeneous=homogeneous)
+
+
+def test_part_without_examples_in_an_epoch_is_refused(colours: Path) -> None:
+    with pytest.raises(UsageError, match="'c'"):
+        make_mix(parts(colours), {"a": 1, "b": 1, "c": 0.02})
+
+
+def test_mix_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError):
+        make_mix({})
+
+
+def test_evaluation_is_not_mixed(colours: Path) -> None:
+    with pytest.raises(UsageError, match="'c'"):
+        make_mix(parts(colours) | {"c": make_dataset(colours, "validation", 1)})
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_state_of_a_different_mix_is_refused(colours: Path, homogeneous: bool) -> None:
+    def mix(weights: Any = None, **settings: Any) -> Any:
+        return make_mix(parts(colours, **settings), weights, homogeneous=homogeneous)
+
+    state = json.loads(json.dumps(mix().state()))
+    mix().restore(state)
+    others = [mix(WEIGHTS), make_mix({"x": parts(colours)["a"]}, homogeneous=homogeneous)]
+    for other in [*others, mix(seed=9)]:
+        with pytest.raises(UsageError, match="the state has"):
+            other.restore(state)
+    damages: list[dict[str, Any]] = [{"epoch": -1}, {"epoch": "0"}, {"version": 0}, {"parts": None}]
+    name = "read" if homogeneous else "examples_read"
+    damages += [{name: value} for value in (-1, "3", 1.5, None, [-1, 0, 0], [0])]
+    if not homogeneous:
+        damages.append({name: sum(SIZES.values()) + 1})
+        damages += [{"windows": value} for value in (None, {}, {"a": 0}, dict.fromkeys("abc", -1))]
+    for damage in damages:
+        with pytest.raises(UsageError, match="the state"):
+            mix().restore(state | damage)
+
+
+def alternating(root: Path, weights: Any = None, **settings: Any) -> Alternation:
+    """Two parts of different sizes and batch sizes."""
+    usual = {"framework": "numpy", "backend": "native", "fields": ("images", "number")}
+    usual |= {"dtype": "uint8", "world": World()} | settings
+    large = make_dataset(root, "train", 2, 24, where="class_index < 20", **usual)
+    small = make_dataset(root, "train", 5, 16, where="class_index >= 20", **usual)
+    mix = make_mix({"large": large, "small": small}, weights, homogeneous=True)
+    assert isinstance(mix, Alternation)
+    return mix
+
+
+def test_alternation_has_one_part_in_each_batch(colours: Path) -> None:
+    mix = alternating(colours)
+    found = Counter[Example]()
+    for batch in mix:
+        part = {*batch["part"].tolist()}
+        assert part in ({0}, {1})
+        side = 24 if part == {0} else 16
+        assert batch["images"].shape == ((2, 5)[side == 16], side, side, 3)
+        found.update(examples([batch]))
+    assert set(found.values()) == {1}
+    assert len(found) == NUM_TRAIN
+    assert mix.epoch == 1
+
+
+def test_parts_are_read_up_to_incomplete_steps(colours: Path) -> None:
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "fields": ("number",)}
+    few = make_dataset(colours, "train", 16, where="class_index < 20", **usual)
+    many = make_dataset(colours, "train", 1, where="class_index >= 20", **usual)
+    mix = make_mix({"few": few, "many": many}, homogeneous=True)
+    for _ in range(2):
+        counts = Counter(part for part, _ in examples(mix))
+        assert counts == {0: 16, 1: NUM_TRAIN - 20}
+
+
+def test_part_whose_size_changes_is_read_once(colours: Path) -> None:
+    """The smaller step of its next epoch must not follow its last step of this epoch."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "fields": ("number",)}
+    sizes = [Size(batch_size=20), Size(batch_size=1, epoch=1)]
+    one = make_dataset(colours, "train", 20, where="class_index < 29", sizes=sizes, **usual)
+    other = make_dataset(colours, "train", 1, where="class_index >= 29", **usual)
+    mix = make_mix({"one": one, "other": other}, homogeneous=True)
+    for count in (20, 29):
+        found = examples(mix)
+        assert len(set(found)) == len(found) == count + NUM_TRAIN - 29
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_reader_that_was_used_is_refused(colours: Path, homogeneous: bool) -> None:
+    readers = parts(colours)
+    next(iter(readers["b"]))
+    with pytest.raises(UsageError, match="'b'"):
+        make_mix(readers, homogeneous=homogeneous)
+
+
+def test_mix_continues_with_the_window_of_its_state(colours: Path) -> None:
+    windowed = make_mix(parts(colours, shuffle_window=2), WEIGHTS)
+    expected = examples(windowed)
+    windowed = make_mix(parts(colours, shuffle_window=2), WEIGHTS)
+    found = examples(itertools.islice(windowed, 10))
+    mix = make_mix(parts(colours), WEIGHTS)
+    next(iter(mix))
+    mix.restore(json.loads(json.dumps(windowed.state(), sort_keys=True)))
+    assert found + examples(mix) == expected
+
+
+def test_alternation_keeps_the_shares_at_each_step(colours: Path) -> None:
+    mix = alternating(colours, {"large": 3, "small": 1})
+    read = np.zeros(2)
+    for batch in itertools.chain.from_iterable(itertools.repeat(mix, 4)):
+        read[batch["part"][0]] += len(batch["part"])
+        assert abs(read[0] - 0.75 * read.sum()) <= 5
+    assert read.sum() > 150
+
+
+def test_resumed_alternation_equals_an_uninterrupted_one(colours: Path) -> None:
+    for weights in (None, {"large": 3, "small": 1}):
+        whole = alternating(colours, weights)
+        expected = [examples([batch]) for _ in range(3) for batch in whole]
+        found: list[list[Example]] = []
+        mix = alternating(colours, weights)
+        while mix.epoch < 3:
+            found += [examples([batch]) for batch in itertools.islice(mix, 4)]
+            state = json.loads(json.dumps(mix.state()))
+            mix = alternating(colours, weights)
+            mix.restore(state)
+        assert found == expected
+
+
+def test_ranks_of_an_alternation_read_the_same_part(colours: Path) -> None:
+    mixes = [alternating(colours, world=World(rank, 2)) for rank in range(2)]
+    found: list[Example] = []
+    for batches in zip(*mixes, strict=True):
+        assert batches[0]["part"][0] == batches[1]["part"][0]
+        found += examples(batches)
+    assert len(set(found)) == len(found)
+    assert NUM_TRAIN - len(found) < 4 + 10
+
+
+def buckets(root: Path, sizes: Any, **settings: Any) -> Alternation:
+    usual = {"framework": "numpy", "backend": "native", "dtype": "uint8", "world": World()}
+    usual |= {"fields": ("images", "number", "width", "height")}
+    return make_buckets(root, "train", 1, sizes, **usual | settings)
+
+
+SHAPES = [(24, 24), (16, 32), (32, 16)]
+
+
+def test_images_are_in_the_nearest_bucket(scenes: Path) -> None:
+    seen = set()
+    for batch in buckets(scenes, SHAPES):
+        height, width = batch["images"].shape[1:3]
+        aspect = batch["width"].item() / batch["height"].item()
+        distances = {shape: abs(math.log(aspect * shape[0] / shape[1])) for shape in SHAPES}
+        assert distances[height, width] == pytest.approx(min(distances.values()))
+        seen.add(batch["number"].item())
+    assert seen == set(range(NUM_TRAIN))
+
+
+def test_border_of_buckets_is_their_geometric_mean(tmp_path: Path) -> None:
+    """Between squares and 1:4, images up to 1:2 are squares."""
+    widths = (195, 205, 390)
+    shard = [picture(n, jpeg(np.zeros((100, width, 3)))) for n, width in enumerate(widths)]
+    write_dataset(tmp_path / "set", {"train": [shard]}, num_classes=3)
+    add_tables(tmp_path / "set")
+    mix = buckets(tmp_path / "set", [(16, 16), (16, 64)])
+    found = {batch["number"].item(): batch["images"].shape[2] for batch in mix}
+    assert found == {0: 16, 1: 64, 2: 64}
+
+
+def test_buckets_without_images_are_left_out(scenes: Path) -> None:
+    assert buckets(scenes, [*SHAPES, (8, 800)]).names == buckets(scenes, SHAPES).names
+
+
+def test_buckets_select_by_the_condition_of_the_user(scenes: Path) -> None:
+    mix = buckets(scenes, SHAPES, where="class_index < 9 or 1 > 2")
+    assert sorted(batch["number"].item() for batch in mix) == [*range(9)]
+
+
+@pytest.mark.parametrize("sizes", [[], [(8, 8), (16, 16)], [(0, 3)], [3.5]], ids=str)
+def test_invalid_sizes_of_buckets_are_refused(scenes: Path, sizes: Any) -> None:
+    with pytest.raises(UsageError, match="size"):
+        buckets(scenes, sizes)
+
+
+def test_buckets_of_no_image_are_refused(scenes: Path) -> None:
+    with pytest.raises(UsageError, match="width < 0"):
+        buckets(scenes, SHAPES, where="width < 0")

@@ -1,0 +1,210 @@
+"""`where`: expressions over the tables of samples, compared with Python's own evaluation."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset.column import ANY_VIEW
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read.where import Where
+from tests.kit.dataset import split_records
+from tests.kit.messages import says
+from tests.kit.reading import NUM_TRAIN
+
+
+def opened(root: Path, where: str, **settings: Any) -> Reader:
+    usual = {"fields": ("number",), "training": False, "world": World()}
+    return make_dataset(root, "train", 4, where=where, **usual | settings)
+
+
+def numbers(reader: Reader) -> list[int]:
+    return [n for batch in reader for n in batch["number"].tolist() if n >= 0]
+
+
+def rows_of(root: Path) -> list[dict[str, Any]]:
+    """Returns the values of each training example, from its record."""
+    wnids = opened(root, "width > 0").classes
+    rows = []
+    for record in split_records(root, "train"):
+        class_index = record.stored_label - 1
+        rows.append(
+            {
+                "width": record.width,
+                "height": record.height,
+                "bytes": len(record.encoded),
+                "class_": wnids[class_index],
+                "class_index": class_index,
+                "key": f"{record.wnid}/{record.filename}",
+            }
+        )
+    return rows
+
+
+class Expressions:
+    """Makes random expressions that are valid in Python and in `where`."""
+
+    def __init__(self, seed: int, rows: list[dict[str, Any]]) -> None:
+        self._random = random.Random(seed)
+        self._rows = rows
+
+    def condition(self, depth: int) -> str:
+        kind = self._random.randrange(6 if depth else 3)
+        if kind == 0:
+            return f"{self.number(2)} {self.comparison()} {self.number(2)}"
+        if kind == 1:
+            name = self._random.choice(("class_", "key"))
+            values = [self._random.choice(self._rows)[name] for _ in range(3)]
+            word = self._random.choice(("in", "not in"))
+            return f"{name} {word} {tuple(values)}"
+        if kind == 2:
+            return f"{self.number(1)} {self.comparison()} {self.number(1)} <= {self.number(1)}"
+        if kind == 3:
+            return f"not ({self.condition(depth - 1)})"
+        word = self._random.choice(("and", "or"))
+        return f"({self.condition(depth - 1)}) {word} {self.condition(depth - 1)}"
+
+    def comparison(self) -> str:
+        return self._random.choice(("<", "<=", ">", ">=", "==", "!="))
+
+    def number(self, depth: int) -> str:
+        if depth and self._random.random() < 0.4:
+            sign = self._random.choice("+-*/%")
+            other = self._random.choice((self.number(depth - 1), "7", "2.5"))
+            return (
+                f"({self.number(depth - 1)} {sign} {other})"
+                if sign not in "/%"
+                else (
+                    f"({self.number(depth - 1)} {sign} {self._random.choice(('3', '40', '0.5'))})"
+                )
+            )
+        if self._random.random() < 0.3:
+            return str(self._random.choice((1, 30, 64, 0.5, 25)))
+        return self._random.choice(("width", "height", "bytes", "class_index"))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_expressions_mean_the_same_as_in_python(seed: int, scenes: Path) -> None:
+    rows = rows_of(scenes)
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns["class"] = columns["class_"]
+    made = Expressions(seed, rows)
+    for _ in range(200):
+        text = made.condition(3)
+        expected = [bool(eval(text, {}, row)) for row in rows]
+        found = Where(text.replace("class_ ", "class "))(columns, len(rows))
+        assert found.tolist() == expected, text
+
+
+@pytest.mark.parametrize(
+    ("where", "python"),
+    [
+        ("width >= 40", "width >= 40"),
+        ("class_index in (3, 5, 8)", "class_index in (3, 5, 8)"),
+        ("not height > width and bytes < 3000", "not height > width and bytes < 3000"),
+        (
+            "  class == 'n00000007'\n    or (width < 0\n  or class_index < 2)",
+            "class_ == 'n00000007' or class_index < 2",
+        ),
+    ],
+)
+def test_reader_has_the_examples_that_match(scenes: Path, where: str, python: str) -> None:
+    rows = rows_of(scenes)
+    expected = [n for n, row in enumerate(rows) if eval(python, {}, row)]
+    assert numbers(opened(scenes, where)) == expected
+
+
+def test_filters_are_combined(scenes: Path) -> None:
+    both = opened(scenes, "class_index < 20", classes=[3, 30])
+    assert numbers(both) == [3]
+
+
+@pytest.mark.parametrize(
+    ("where", "fact"),
+    [
+        ("width", "'width'"),
+        ("3", "'3'"),
+        ("width >", "width >"),
+        ("(width > 3", "(width > 3"),
+        ("width.real > 3", "width.real"),
+        ("len(key) > 3", "len(key)"),
+        ("key[0] == 'n'", "key[0]"),
+        ("width > 3 if height else 4 > 3", "width > 3 if"),
+        ("width == True", "True"),
+        ("width == None", "None"),
+        ("width is 3", "width is 3"),
+        ("width in height", "in height"),
+        ("width in (height, 3)", "height"),
+        ("width in (3, height)", "height"),
+        ("(1, 2) == width", "(1, 2)"),
+        ("width ** 2 > 3", "width ** 2"),
+        ("width @ 2 > 3", "width @ 2"),
+        ("width > 3; height > 3", "width > 3; height"),
+        ("lambda: width > 3", "lambda"),
+        ("f'{width}' == 'a'", "width"),
+        ("[x for x in (1, 2)] == width", "for x in"),
+        ("(y := width) > 3", ":="),
+        ("~width > 3", "~width"),
+        ("key > 3", "key > 3"),
+        ("width == 'wide'", "wide"),
+        ("width in (1, 'a')", "'a'"),
+        ("key * 2 == 'aa'", "key * 2"),
+        ("width > 1j", "1j"),
+        ("unknown > 3", "unknown"),
+        ("", "''"),
+        ("width > 3) or (height > 3", "width > 3) or (height"),
+        ("width > " + "(" * 300 + "1" + ")" * 300, "((("),
+        ("width > " + "-" * 5_000 + "1", "---"),
+    ],
+)
+def test_everything_else_is_refused(scenes: Path, where: str, fact: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        opened(scenes, where)
+    assert fact in str(refused.value)
+    assert "where=" in str(refused.value)
+
+
+def test_huge_expression_is_refused() -> None:
+    with pytest.raises(UsageError, match="1,048,580"):
+        Where("width > 1".ljust(1 << 20, " ") + "+ 1 ")
+
+
+def test_expression_without_matches_is_refused(scenes: Path) -> None:
+    with pytest.raises(UsageError, match=says("filters-match-no-example-relax", on="train")):
+        opened(scenes, "width > 100000")
+
+
+def test_numbers_of_a_column_are_names(damaged: Path) -> None:
+    with ColumnWriter(
+        damaged, "train", "score", (), "float32", batch_size=8, view=ANY_VIEW, world=World()
+    ) as writer:
+        for batch in writer:
+            writer.write(batch["number"].astype(np.float32) / 10)
+    assert numbers(opened(damaged, "score >= 4.5 and class_index < 48")) == [45, 46, 47]
+
+
+def test_column_of_vectors_is_refused(damaged: Path) -> None:
+    with ColumnWriter(
+        damaged, "train", "vector", (3,), "float32", batch_size=8, view=ANY_VIEW, world=World()
+    ) as writer:
+        for batch in writer:
+            writer.write(np.zeros((len(batch["number"]), 3), np.float32))
+    with pytest.raises(UsageError, match=r"vector.*\(3,\)"):
+        opened(damaged, "vector > 3")
+
+
+def test_state_of_a_different_expression_is_refused(scenes: Path) -> None:
+    state = opened(scenes, "width >  3").state()
+    opened(scenes, "width > 3").restore(state)
+    with pytest.raises(UsageError, match="choice"):
+        opened(scenes, "width > 4").restore(state)
+
+
+def test_all_training_examples_match_a_true_condition(scenes: Path) -> None:
+    assert numbers(opened(scenes, "width > 0")) == list(range(NUM_TRAIN))

@@ -344,9 +344,10 @@ class Reader(Generic[Array]):
         self._own()
         chosen = self._feed.order.chosen
         number = number if chosen is None else int(chosen[number])
+        size = self._feed.config.schedule.of_epoch(epoch)[0]
         # Columns are read by one thread at a time.
         with lock if self._feed.columns else contextlib.nullcontext():
-            encoded = self._feed.read(np.array([number]), epoch, BatchShape(1))
+            encoded = self._feed.read(np.array([number]), epoch, BatchShape(1, size))
         (images,) = self._backend.batches(iter([encoded]), 1)
         batch = as_batch(images, encoded, self._feed.config, self._feed.bfloat16)
         return cast("dict[str, Any]", batch)
@@ -370,7 +371,6 @@ class Reader(Generic[Array]):
             as_tuple=False,
             on_bad_record="raise",
             out=None,
-            sizes=(),
             weights=None,
             world=World(),
             framework=self._feed.config.framework if "images" in fields else "numpy",

@@ -87,12 +87,52 @@ def without_copies():
         yield ["dlpack", dtype]
 
 
+def tensors():
+    """Checks that StatefulDataLoader resumes a reader of tuples of tensors; yields the cases."""
+    named = list(opened(framework="torch"))
+    for workers in (0, 2):
+        reader = opened(framework="torch", as_tuple=True)
+        first = loader(StatefulDataLoader, reader, reader.sampler(), workers)
+        steps = iter(first)
+        before = [next(steps) for _ in range(2)]
+        state = first.state_dict()
+        del steps, first
+        again = loader(StatefulDataLoader, reader, reader.sampler(), workers)
+        again.load_state_dict(state)
+        for (images, labels), expected in zip([*before, *again], named, strict=True):
+            assert torch.equal(images, expected["images"])
+            assert torch.equal(labels, expected["class_index"])
+            assert labels.dtype == torch.int64
+        yield ["tensors", workers]
+
+
+def sources():
+    """Checks that StatefulDataLoader shuffles and resumes a source; yields the cases."""
+    source = opened().source()
+    for workers in (0, 2):
+        how = {"batch_size": 4, "shuffle": True, "num_workers": workers}
+        first = StatefulDataLoader(source, **how)
+        steps = iter(first)
+        before = [next(steps) for _ in range(3)]
+        state = first.state_dict()
+        expected = [batch["key"] for batch in steps]
+        again = StatefulDataLoader(source, **how)
+        again.load_state_dict(state)
+        after = [batch["key"] for batch in again]
+        assert after == expected
+        keys = [*itertools.chain(*(batch["key"] for batch in before), *after)]
+        assert len(keys) == len(set(keys)) == len(source)
+        assert all(batch["class_index"].dtype == torch.int64 for batch in before)
+        yield ["source", workers]
+
+
 def main():
     """Prints the checked cases."""
     reader = opened()
     expected = [list(reader) for _ in range(EPOCHS)]
     assert [len(each) for each in expected] == [STEPS] * EPOCHS
     looked = [*whole_epochs(expected), *resumed(expected), *without_copies()]
+    looked += [*tensors(), *sources()]
     print(json.dumps(looked))
 
 

@@ -90,7 +90,9 @@ def test_dataloaders_resume_with_any_number_of_workers(python: Path, scenes: Pat
     assert ["StatefulDataLoader", 3, "fork", True] in looked
     assert ["DataLoader", 2, "spawn", True] in looked
     assert ["resumed", 2, 2] in looked
-    assert len(looked) == 9 + 12 + 2
+    assert ["tensors", 2] in looked
+    assert ["source", 2] in looked
+    assert len(looked) == 9 + 12 + 2 + 4
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,6 @@ def test_only_numbers_select_an_example(scenes: Path, number: Any) -> None:
         opened(scenes).source()[number]
 
 
-def test_source_ignores_weights_and_sizes(scenes: Path) -> None:
-    settings: dict[str, Any] = {"weights": 3, "fraction": 0.9, "sizes": [Size(image_size=30)]}
-    source = opened(scenes, **settings).source(fields=("number", "images"))
-    plain = opened(scenes, fraction=0.9).source(fields=("number",))
-    assert [example["number"] for example in source] == [e["number"] for e in plain]
-    assert source[0]["images"].shape == (16, 16, 3)
-
-
 def test_view_of_memory_is_decoded() -> None:
     data = corpus.files()["96x128 420"]
     assert np.array_equal(decode(memoryview(data)), decode(data))
@@ -147,6 +139,28 @@ def test_images_of_a_source_belong_to_its_epoch(scenes: Path) -> None:
         for batch in reader:
             for number, image in zip(batch["number"].tolist(), batch["images"], strict=True):
                 assert np.array_equal(source[number]["images"], image)
+
+
+@pytest.mark.parametrize("weights", ["classes", 0.5, 2.0])
+def test_weights_change_no_source(scenes: Path, weights: Any) -> None:
+    """The loader that takes a source chooses how often an example appears."""
+    source = opened(scenes, weights=weights).source()
+    plain = opened(scenes).source()
+    assert len(source) == len(plain)
+    assert source[-1] == plain[NUM_TRAIN - 1]
+    assert repr(source) == repr(plain)
+
+
+def test_source_shows_the_size_of_its_epoch(scenes: Path) -> None:
+    sizes = [Size(image_size=8), Size(image_size=24, epoch=1)]
+    for epoch, side in ((0, 8), (1, 24), (2, 24)):
+        reader = opened(scenes, fields=("images", "number"), sizes=sizes)
+        reader.epoch = epoch
+        batch = next(iter(reader))
+        source = opened(scenes, sizes=sizes).source(fields=("images",), epoch=epoch)
+        image = source[batch["number"][0]]["images"]
+        assert image.shape == (side, side, 3)
+        assert np.array_equal(image, batch["images"][0])
 
 
 def test_damaged_record_of_a_source_is_named(damaged: Path) -> None:

@@ -341,6 +341,20 @@ def test_resized_includes_scaling_by_the_decoder(factor: float) -> None:
     assert (image.height, image.width, image.resized) == (60, 80, True)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_cut_border_is_no_resizing(kind: str) -> None:
+    data = saved(gradient(60, 80), kind)
+    cut = transform(data, Policy(None, border=2))
+    assert (cut.height, cut.width, cut.resized, cut.source_size) == (56, 76, False, (60, 80))
+    smaller = transform(data, Policy(28, border=2))
+    assert (smaller.height, smaller.width, smaller.resized) == (28, 38, True)
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 9), (9, 4), (3, 9), (1, 1)])
+def test_image_within_its_border_is_refused(height: int, width: int) -> None:
+    assert refusal(saved(gradient(height, width)), Policy(None, border=2)) == "undecodable"
+
+
 def test_quality_changes_the_bytes_of_encoded_images() -> None:
     data = mutations.sources()["444"]
     sizes = [len(transform(data, Policy(60, quality=q)).encoded) for q in (10, 50, 90, 100)]

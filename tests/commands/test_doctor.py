@@ -316,7 +316,13 @@ def test_bucket_is_tested_and_unchanged(s3: S3Server, tmp_path: Path) -> None:
 
 @pytest.mark.extras
 @pytest.mark.parametrize(
-    ("call", "answer"), [("read", b"other bytes"), ("names", ["object", "other"]), ("names", [])]
+    ("call", "answer"),
+    [
+        ("read", b"other bytes"),
+        ("read", bytes(200)),
+        ("names", ["object", "other"]),
+        ("names", []),
+    ],
 )
 def test_bucket_that_answers_with_different_contents_is_wrong(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, answer: object

@@ -180,6 +180,18 @@ def test_record_of_a_wrong_class_changes_the_counts(prepared: Path) -> None:
     assert says("class-manifest-says", "train", other.stored_label - 1).search(result.out)
 
 
+def test_root_that_contradicts_the_tables_is_found(prepared: Path) -> None:
+    path = prepared / "dataset.json"
+    there = manifest.loads(path.read_bytes(), str(path))
+    train = dataclasses.replace(there.splits["train"], samples_root="0" * 64)
+    path.write_bytes(dataclasses.replace(there, splits=there.splits | {"train": train}).dumps())
+
+    assert command.run("verify", prepared, "--level", "manifest").code == 0
+    result = command.run("verify", prepared)
+    assert result.code == 3
+    assert [line.partition(":")[0] for line in result.out.splitlines()] == ["train"]
+
+
 def test_unfinished_dataset_is_reported_as_incomplete(prepared: Path) -> None:
     (prepared / "dataset.json").unlink()
     result = command.run("verify", prepared)
@@ -226,17 +238,20 @@ def test_dataset_on_a_read_only_disk_is_verified(reference: Reference, tmp_path:
             assert (result.code, result.complaints) == (0, "")
 
 
-def test_unreadable_shard_is_listed_but_not_called_damaged(
-    prepared: Path, system: System, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shard = "train-00001-of-00008"
-
+def make_unreadable(system: System, shard: str) -> None:
     def opened(real: Callable[..., int], path: Any, flags: int, *args: Any, **how: Any) -> int:
         if str(path).endswith(shard) and not flags & os.O_CREAT:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(path, flags, *args, **how)
 
     system.instead("open", opened)
+
+
+def test_unreadable_shard_is_listed_but_not_called_damaged(
+    prepared: Path, system: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = "train-00001-of-00008"
+    make_unreadable(system, shard)
     for flags in ((), ("--json",)):
         with pytest.raises(StoreError, match=says("cannot-read-listed-above-nothing")) as failed:
             verify.run([str(prepared), "--workers", "1", *flags])
@@ -248,6 +263,13 @@ def test_unreadable_shard_is_listed_but_not_called_damaged(
         listed = json.loads(out)["unreadable"] if flags else out.splitlines()
         assert [line.partition(":")[0] for line in listed] == [shard]
         assert not flags or json.loads(out)["problems"] == []
+
+
+def test_unreadable_shard_is_not_recorded_as_verified(prepared: Path, system: System) -> None:
+    make_unreadable(system, "train-00001-of-00008")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=says("cannot-read-listed-above-nothing")):
+            verify.run([str(prepared), "--workers", "1", "--if-changed"])
 
 
 def test_advice_of_verify_repairs_the_dataset(reference: Reference, prepared: Path) -> None:
@@ -301,6 +323,32 @@ def test_files_are_read_again_if_touched(prepared: Path, level: str) -> None:
         result = command.run(*check)
         assert result.code == 3, result
         assert says("record-byte-3", shard.name, 0, 0).search(result.out)
+
+
+def test_files_are_read_again_for_a_new_manifest(prepared: Path) -> None:
+    check = ("verify", prepared, "--if-changed")
+    assert command.run(*check).code == 0
+    path = prepared / "dataset.json"
+    there = manifest.loads(path.read_bytes(), str(path))
+    train = there.splits["train"]
+    wrong = dataclasses.replace(train.shards[0], sha256="0" * 64)
+    train = dataclasses.replace(train, shards=[wrong, *train.shards[1:]])
+    changed = dataclasses.replace(there, splits=there.splits | {"train": train})
+    path.write_bytes(changed.dumps())
+
+    for _ in range(2):
+        result = command.run(*check)
+        assert (result.code, result.out.startswith(wrong.name)) == (3, True)
+
+
+def test_time_of_the_earliest_verification_is_printed(prepared: Path) -> None:
+    check = ("verify", prepared, "--if-changed", "--json")
+    assert command.run(*check).code == 0
+    ledger = prepared / ".work" / "verified.jsonl"
+    notes = [json.loads(line) for line in ledger.read_text().splitlines()]
+    notes[3]["utc"] = "2001-02-03T04:05:06Z"
+    ledger.write_text("".join(f"{json.dumps(note)}\n" for note in notes))
+    assert command.run(*check).json["unchanged_since"] == "2001-02-03T04:05:06Z"
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])

@@ -155,6 +155,7 @@ def test_metrics_name_stages_and_are_readable_by_everyone(
     assert monitoring.begin("prepare", words) == ["DIR", "--", "--metrics-file=x"]
     monitoring.count("write", images=3, num_bytes=50)
     monitoring.count("write", images=4)
+    monitoring.quarantined(1)
     monitoring.quarantined(2)
     before = limits.retries()
     limits.add(5, retries=1)

@@ -127,6 +127,13 @@ def test_unknown_lines_are_accepted_on_request(capsys: pytest.CaptureFixture[str
     assert "here" in said
 
 
+def test_known_lines_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lookup = Lookup(listed("a", allows_unknown=True), ["train"], ["train"])
+    assert lookup.lines("train", ["a"]) == [1]
+    lookup.check("here")
+    assert "".join(capsys.readouterr()) == ""
+
+
 def test_images_recognised_by_their_bytes_are_known() -> None:
     lookup = Lookup(listed("a", "z"), ["train"], ["train"])
     lookup.lines("train", ["a"])

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core.errors import ManifestError, StoreError
+from imagenet_prep.core.errors import ManifestError, StoreError, UsageError
+from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column as module
 from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.dataset.manifest import Manifest
@@ -202,3 +203,22 @@ def test_pipe_or_folder_as_placement_is_named(manifest: Manifest, tmp_path: Path
     path.mkdir()
     with pytest.raises(StoreError, match=says("cannot-read-2", "placement.json", "Is a directory")):
         module.load(tmp_path, manifest)
+
+
+@pytest.mark.parametrize("node", range(3))
+@pytest.mark.parametrize("host", range(3))
+def test_part_is_only_read_by_its_host(node: int, host: int) -> None:
+    ranks = [World(2 * host + local, 6, local, 2) for local in range(2)]
+    for world in ranks:
+        if host == node:
+            Placement(node, 3).require_whole_ranks(world, "set")
+        else:
+            with pytest.raises(UsageError, match=says("host-number-hosts-train-start", ..., host)):
+                Placement(node, 3).require_whole_ranks(world, "set")
+        WHOLE.require_whole_ranks(world, "set")
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+def test_part_is_not_read_by_other_hosts(num_hosts: int) -> None:
+    with pytest.raises(UsageError, match=says("must-read-hosts-equal-numbers", ..., 3)):
+        Placement(0, 3).require_whole_ranks(World(0, 2 * num_hosts, 0, 2), "set")

@@ -19,7 +19,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.distribute.config import ReplicateConfig
 from imagenet_prep.distribute.hosts import FROM_GIVER, HostRequest
-from imagenet_prep.distribute.lead import Chain, HostState, Peer
+from imagenet_prep.distribute.lead import MAX_WRONG, Chain, HostState, Peer
 from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
 from imagenet_prep.hosts.commands import Ending
 from tests.kit.hostile import peers
@@ -162,6 +162,17 @@ def test_receivers_that_never_answer_are_tried_three_times(cause: Cause) -> None
     assert says("see-python", ..., ..., "/usr/bin/python3").search(str(a.error))
 
 
+def test_unreachable_hosts_are_tried_more_often() -> None:
+    run = Run(1)
+    (a,) = run.peers
+    for number in range(5):
+        run.tell(a, "lost", cause=Cause.UNREACHED, why="No route to host")
+        assert a.state is HostState.LOST, number
+        run.chain.probed(a, ANSWERS)
+    run.finish(a)
+    assert a.state is HostState.WHOLE
+
+
 def test_hanging_receivers_fail_after_all_retries() -> None:
     run = Run(2, retries=5)
     a, b = run.peers
@@ -228,6 +239,19 @@ def test_files_damaged_at_the_sender_come_from_elsewhere() -> None:
     run.tell(b, "lacks", files=3)
     run.tell(b, "spoiled", name="a")
     assert isinstance(b.error, DataDamagedError)
+
+
+def test_damaged_files_count_against_their_sender_only() -> None:
+    run = Run()
+    c = run.peers[2]
+    for giver in ("b", "a"):
+        assert run.did.givers["c"] == giver
+        run.tell(c, "lacks", files=3)
+        for _ in range(MAX_WRONG * len(FILES)):
+            run.tell(c, "wrong", name="a", message="a: sha256 1, expected 2.")
+        run.tell(c, "spoiled", name="a")
+    run.finish(c)
+    assert c.state is HostState.WHOLE
 
 
 def test_only_our_previous_receiver_is_awaited_if_busy() -> None:

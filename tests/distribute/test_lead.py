@@ -58,7 +58,9 @@ class Led:
         self.moved: list[int] = []
         self.say: Callable[[str], None] = self.said.append
         self._scripts = {address: list(scripts) for address, scripts in given.items()}
-        config = ReplicateConfig(str(root), "hosts:hosts:~/copy", repair=True, retries=1, wait=600)
+        config = ReplicateConfig(
+            str(root), "hosts:hosts:~/copy", repair=True, retries=1, wait=600, bandwidth_limit=2.5
+        )
         self._request = HostRequest(config, b"the manifest", dict.fromkeys(given, WHOLE))
         patch.setattr(lead, "Process", self._start)
         patch.setattr(lead, "run", lambda *_, **__: self.reached)
@@ -105,6 +107,7 @@ def test_each_sender_gets_its_receiver_and_source(
     # Only files in the dataset's own folder need no checksum.
     assert (host, second["root"], second["trusted"]) == ("one", "~/copy", False)
     assert first["origin"] == second["origin"]
+    assert (first["limit"], second["limit"]) == (2_500_000, 2_500_000)
     assert all(peer.killed for _, peer in led.peers)
 
 

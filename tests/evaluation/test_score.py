@@ -116,6 +116,16 @@ def test_lists_decide_on_labels_and_excluded_images(tmp_path: Path) -> None:
     assert table.rows[2].sha256 == listed["sha256"]
 
 
+def test_number_in_a_list_may_name_a_class(tmp_path: Path) -> None:
+    """Classes that are named by numbers, in another order: the name precedes the index."""
+    names = [str(9 - index) for index in range(10)]
+    place = write_names(tmp_path / "set", [("a/1", 0), ("a/2", 7)], num_classes=10, names=names)
+    (tmp_path / "own.csv").write_text("key,class\na/1,9\na/2,2\n")
+    table = score(scores_of([0], [7]), place, labels=[tmp_path / "own.csv"])
+
+    assert shares(table)[2] == ("own.csv", 2, 1.0, 1.0, 10)
+
+
 def test_the_mean_of_classes_weighs_classes_equally(tmp_path: Path) -> None:
     """Three images of class 0 and one of class 1; only the list has the labels."""
     heads = [(name, int(n == 3)) for n, name in enumerate(VALIDATION[:4])]

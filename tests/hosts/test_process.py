@@ -14,6 +14,7 @@ import pytest
 
 from imagenet_prep.hosts import commands
 from imagenet_prep.hosts.commands import Ending, Login, run, run_all
+from tests.kit.messages import wording
 
 
 def python(program: str) -> list[str]:
@@ -75,7 +76,8 @@ def test_an_interrupt_ends_all_commands(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_reason_is_one_line_without_escapes() -> None:
     assert Ending(1, "first\n\x1b[31mlast.\n").why == "?[31mlast"
     assert Ending(1, "", "This account is not available.").why == "This account is not available"
-    assert Ending(255, "Host key verification failed.\nlost connection").is_final
+    final = Ending(255, "Host key verification failed.\nlost connection")
+    assert (final.is_final, final.why) == (True, wording("host-key-verification-failed"))
     assert Ending(7, "").why == "its process ended with code 7"
 
 
@@ -138,7 +140,8 @@ def test_only_connections_dropped_before_login_are_retried(
     together: bool,
 ) -> None:
     script = (
-        f"echo x >>$COUNT; [ $(wc -l <$COUNT) = 2 ] && exit 0; echo '{message}' >&2; exit {code}"
+        "echo x >>$COUNT; [ $(wc -l <$COUNT) = 2 ] && echo connected >&2 && exit 0; "
+        f"echo '{message}' >&2; exit {code}"
     )
     fake_ssh(tmp_path, monkeypatch, script)
     heard: list[tuple[int, bytes]] = []
@@ -148,7 +151,8 @@ def test_only_connections_dropped_before_login_are_retried(
     assert (tmp_path / "count").read_text() == "x\n" * starts
     assert [ending.code for ending in endings] == [0, 0 if starts == 2 else code]
     if not together:
-        assert {number for number, _ in heard} == {1}
+        lines = [(1, f"{message}\n".encode()), (1, b"connected\n")]
+        assert heard == lines[:starts]
 
 
 def test_few_connections_log_in_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

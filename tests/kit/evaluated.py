@@ -34,6 +34,7 @@ def write_names(
     split: str = "validation",
     edition: str = "",
     answers: dict[str, list[str]] | None = None,
+    names: Sequence[str] = (),
 ) -> Path:
     """Writes manifest, class list and tables; shards only have names, because no test reads them.
 
@@ -42,10 +43,12 @@ def write_names(
       heads: key and class index of each image, divided between two shards.
       num_classes: 1,000 are ILSVRC2012's.
       split, edition, answers: of the manifest.
+      names: of the classes; by default, WNIDs.
     """
     wnids = OFFICIAL if num_classes == 1000 else tuple(map(wnid, range(num_classes)))
-    labels = "".join(f"{name} thing\n" for name in wnids).encode()
-    digest = _sha256("".join(f"{name}\n" for name in wnids).encode())
+    wnids = tuple(names) or wnids
+    labels = "".join(f"{each} thing\n" for each in wnids).encode()
+    digest = _sha256("".join(f"{each}\n" for each in wnids).encode())
     (root / schema.SAMPLES).mkdir(parents=True)
     (root / schema.LABELS).write_bytes(labels)
     half = -(-len(heads) // 2)

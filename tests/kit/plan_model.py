@@ -217,7 +217,7 @@ def _lists(
     members = []
     for index, wnid in enumerate(wnids):
         for number in range(chance.choice([0, 1, 2, chance.randint(3, 30), chance.randint(3, 60)])):
-            ending = "".join(chance.choices('ab é\U0001f600"\\~', k=chance.randint(0, 3)))
+            ending = "".join(chance.choices('ab é\U0001f600"\\~.', k=chance.randint(0, 3)))
             key = f"{wnid}/{number}{ending}.JPEG"
             if split == "validation" and chance.random() < 0.3:
                 key = f"ILSVRC2012_val_{60 * index + number:08d}.JPEG"

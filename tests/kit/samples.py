@@ -57,15 +57,18 @@ def tree_hash(leaves: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"\x01" + tree_hash(leaves[:k]) + tree_hash(leaves[k:])).digest()
 
 
-def add_tables(root: Path) -> Manifest:
-    """Gives a dataset tables of samples and roots; all images are kept."""
+def add_tables(root: Path, *, reencoded: bool = False) -> Manifest:
+    """Gives a dataset tables of samples and roots; all images are kept, or were resampled."""
     path = root / schema.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
     (root / schema.SAMPLES).mkdir(exist_ok=True)
     splits = {}
     for name, split in made.splits.items():
         leaves: dict[bytes, bytes] = {}
-        shards = [_with_table(root, shard, made.label_offset, leaves) for shard in split.shards]
+        shards = [
+            _with_table(root, shard, made.label_offset, leaves, reencoded=reencoded)
+            for shard in split.shards
+        ]
         root_of = tree_hash([leaves[key] for key in sorted(leaves)]).hex()
         rows = [json.loads(leaf) for leaf in leaves.values()]
         counts = [sum(row[1] == n for row in rows) for n in range(made.classes.count)]
@@ -77,7 +80,9 @@ def add_tables(root: Path) -> Manifest:
     return made
 
 
-def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes]) -> Shard:
+def _with_table(
+    root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes], *, reencoded: bool
+) -> Shard:
     lines = [HEADER]
     with open(root / shard.name, "rb") as file:
         for record in record_files.read_records(file, shard.name):
@@ -86,6 +91,8 @@ def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes
             stored = len(image.encoded), image.width, image.height, digest
             key = keys.key_of(shard.name.partition("-")[0], image.wnid, image.filename)
             row = Sample(key, image.stored_label - offset, *stored, "kept", "", *stored)
+            if reencoded:
+                row = row._replace(action="shrunk", source_sha256=sha256(digest))
             lines.append(row.line)
             leaves[key.encode()] = entry(row.head).split(b"\0")[1][:-1]
     table = b"".join(lines)

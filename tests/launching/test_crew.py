@@ -22,11 +22,11 @@ import pytest
 
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import LEFT
-from imagenet_prep.hosts.channel import Channel
+from imagenet_prep.hosts.channel import Channel, MessageFrame
 from imagenet_prep.hosts.commands import Host
 from imagenet_prep.launching import crew, host
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import LaunchOrder
+from imagenet_prep.launching.host import NO_RANK, LaunchOrder
 from imagenet_prep.launching.host_checks import RankNetwork
 from imagenet_prep.launching.rank_command import travelling
 from imagenet_prep.launching.ranks import MARK, Rank, Ranks, through
@@ -349,10 +349,33 @@ def test_mpiruns_ranks_start_only_if_logs_are_writable(
     assert says("rank-gets-no-pipes", "cannot write").search(said.err)
 
 
+@pytest.mark.parametrize(
+    ("rank", "code", "has_left", "limit_s"),
+    [
+        (1, 4, False, 600.0),  # it saves a checkpoint with all others
+        (1, 4, True, crew._FAILED_S),  # it lost the other ranks
+        (1, 1, False, crew._FAILED_S),
+        (NO_RANK, 4, False, crew._FAILED_S),  # a host was lost
+    ],
+)
+def test_only_orderly_ends_give_ranks_the_grace_period(
+    monkeypatch: pytest.MonkeyPatch, rank: int, code: int, has_left: bool, limit_s: float
+) -> None:
+    orders: list[tuple[str, float]] = []
+    launch = Crew([Host("a", 2)], 600.0)
+    monkeypatch.setattr(launch, "_order", lambda *order: orders.append(order))
+    if has_left:
+        launch._heard(MessageFrame("left", {"rank": rank}))
+    launch._heard(MessageFrame("failed", {"rank": rank, "code": code}))
+    assert orders == [("limit", limit_s)]
+
+
 def test_launch_returns_the_exit_code_of_mpirun() -> None:
     for code in (0, 7):
         starter = [sys.executable, "-c", f"raise SystemExit({code})"]
         assert Crew([], 1).run([], starter) == code
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert Crew([], 1).run([], killed) == 137
 
 
 def test_only_the_exact_line_marks_a_lost_rank(

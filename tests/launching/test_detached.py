@@ -296,6 +296,15 @@ def test_launches_are_identified_by_boot_start_and_flag(changed: dict[str, Any])
         assert dataclasses.replace(record_of(launch.pid), **changed).runs == (not changed)
 
 
+def test_ended_process_has_no_start_time() -> None:
+    """Until its parent reads its exit code, the process still has an entry in /proc."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{ended.pid}/stat").exists()
+        assert crew.start_ticks(ended.pid) is None
+    assert crew.start_ticks(os.getpid()) is not None
+
+
 def test_second_launches_in_a_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

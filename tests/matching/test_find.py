@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,22 +100,36 @@ def test_planted_rows_of_different_images_are_not_joined(tmp_path: Path) -> None
     assert found.by_pixels.joined().tolist() == [0, 1, 0]
 
 
+def across(files: list[bytes], folder: Path) -> DuplicateSearch:
+    """Returns a search of two datasets; only the last image belongs to the second one."""
+    known = planted(files, folder).known
+    for number, data in enumerate(files):
+        known.sha256[number] = np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
+    table = PieceColumns._make(np.split(column, [-1])[0] for column in known)
+    other_table = PieceColumns._make(np.split(column, [-1])[1] for column in known)
+    rows = np.fromfile(folder / "rows", search.ROW)
+    rows[:-1].tofile(folder / "ours")
+    rows[-1:].tofile(folder / "theirs")
+    pieces = [Piece(files[:-1]), Piece(files[-1:], other=True)]
+    paths = [folder / "ours", folder / "theirs"]
+    pictures = Pictures(pieces, [table, other_table], paths, folder)
+    return DuplicateSearch(pictures, across=True, workers=1)
+
+
 def test_across_datasets_duplicates_are_in_different_datasets(tmp_path: Path) -> None:
     data = mutations.sources()["420"]
-    files = [data, data + b"x", data + b"y"]
-    one = planted(files, tmp_path)
-    table = PieceColumns._make(np.split(column, [2])[0] for column in one.known)
-    other_table = PieceColumns._make(np.split(column, [2])[1] for column in one.known)
-    rows = np.fromfile(tmp_path / "rows", search.ROW)
-    for name, part in (("ours", rows[:2]), ("theirs", rows[2:])):
-        part.tofile(tmp_path / name)
-    pieces = [Piece(files[:2]), Piece(files[2:], other=True)]
-    paths = [tmp_path / "ours", tmp_path / "theirs"]
-    found = DuplicateSearch(
-        Pictures(pieces, [table, other_table], paths, tmp_path), across=True, workers=1
-    )
+    found = across([data, data + b"x", data + b"y"], tmp_path)
     found.find(lambda _: None)
 
     assert found.nearest(0, [1]) is None
     assert found.nearest(0, [1, 2]) == 2
     assert found.nearest(2, [0, 1]) == 0
+
+
+def test_image_with_an_equal_copy_has_other_duplicates(tmp_path: Path) -> None:
+    data = mutations.sources()["420"]
+    found = across([data, data + b"x", data], tmp_path)
+    found.find(lambda _: None)
+
+    assert found.kind(0, 2) == "same bytes"
+    assert found.kind(1, 2) == "same pixels"

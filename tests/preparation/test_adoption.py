@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -16,10 +17,14 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import adoption
 from imagenet_prep.preparation.existing_set import check_existing_set
+from imagenet_prep.shards import commit
 from imagenet_prep.sources import shard_files
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import faults, foreign
@@ -27,8 +32,9 @@ from tests.kit.dataset import all_files
 from tests.kit.faults import failing
 from tests.kit.foreign_datasets import few_images
 from tests.kit.messages import says
+from tests.kit.samples import add_tables
 from tests.kit.system import System
-from tests.kit.tfrecords import picture, plain, write_dataset
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
@@ -78,6 +84,41 @@ def test_shards_are_renumbered_from_0_without_changing_bytes(tmp_path: Path) -> 
     assert {(store.root / name).read_bytes() for name in NAMES} == before
     made = manifest.loads(store.read(schema.MANIFEST), "here")
     assert (made.subset, made.sources, made.splits["train"].examples) == (True, [], 6)
+
+
+def test_tables_of_equal_keys_match_the_manifest(tmp_path: Path) -> None:
+    """The keys get numbers, so the tables grow after they were written."""
+
+    def writer(image: foreign.Image, label: int) -> Any:
+        name = b"same.JPEG" if image.split == "train" else image.filename.encode()
+        return {**foreign.slim(image, label), "image/filename": [name]}
+
+    root = tmp_path / "set"
+    foreign.write(root, few_images(), writer, num_shards={"train": 2, "validation": 1})
+    adopt(LocalStore(root))
+    dataset = Dataset.at(LocalStore(root))
+    rows = itertools.chain.from_iterable(dataset.rows(dataset.shards("train")))
+    assert any("same~2.JPEG" in row.key for row in rows)
+    assert dataset.missing_files() == []
+
+
+def test_quarantined_images_of_the_input_stay_listed(tmp_path: Path) -> None:
+    lines = [
+        Incident("n1/a.JPEG", "x", 0, 9, 0, "quarantined", "truncated", "ends early"),
+        Incident("n1/b.JPEG", "x", 9, 9, 0, "input_quarantined", "truncated", "ends early"),
+    ]
+    root = tmp_path / "set"
+    write_dataset(root, {"train": [[picture(0, plain(0))]]}, num_classes=1)
+    draft = replace(add_tables(root), config={"splits": ["train"]})
+    classes = ClassList((wnid(0),), ("thing",))
+    commit.publish(LocalStore(root), draft, incidents=lines, classes=classes)
+    adopt(LocalStore(root), LocalStore(tmp_path / "out"))
+
+    out = Dataset.at(LocalStore(tmp_path / "out"))
+    found = [*dataset_store.incidents(out.store, out.manifest)]
+    assert {line.key: line.action for line in found} == {
+        line.key: "input_quarantined" for line in lines
+    }
 
 
 def test_shards_in_subfolders_are_moved_up(tmp_path: Path) -> None:
@@ -263,6 +304,19 @@ def test_duplicate_name_after_a_crash_is_removed(tmp_path: Path, version: str) -
     assert not (store.root / "validation").exists()
 
 
+def test_renames_are_synced_before_the_folder_goes(tmp_path: Path, system: System) -> None:
+    """A run that was killed after its last rename may not have synced the folder."""
+    store = write(tmp_path / "set", below=True)
+    renames = [[f"validation/{NAMES[2]}", NAMES[2]]]
+    note(store, {"renames": renames, "shards": [[NAMES[2], "sha"]]}, "this")
+    (store.root / renames[0][0]).rename(store.root / NAMES[2])
+    calls = system.noted("fsync", below=store.root)
+    adoption.finish_renames(store)
+
+    assert "fsync validation" in calls
+    assert not (store.root / "validation").exists()
+
+
 def test_finish_renames_without_a_record_changes_nothing(tmp_path: Path) -> None:
     store = write(tmp_path / "set", first=1)
     before = all_files(store.root)
@@ -403,3 +457,16 @@ def test_tables_are_added_only_if_they_are_verified(
         assert store.read(schema.MANIFEST) == before
     restore(store)
     assert Dataset.at(store).manifest.has_samples
+
+
+def test_damaged_shards_get_no_tables(tmp_path: Path) -> None:
+    images = [picture(number, plain(number)) for number in range(3)]
+    write_dataset(tmp_path / "set", {"train": [images]}, num_classes=3)
+    store = LocalStore(tmp_path / "set")
+    shard = tmp_path / "set" / schema.shard_name("train", 0, 1)
+    faults.flip_bit(shard, shard.stat().st_size - 2)
+    with pytest.raises(
+        DataDamagedError, match=says("nothing-changed-run-imagenet-prep-verify", "1 problem")
+    ):
+        restore(store)
+    assert not Dataset.at(store).manifest.has_samples

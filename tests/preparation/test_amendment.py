@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.codec.planes import CodecUnavailableError
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, ManifestError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
@@ -27,7 +27,9 @@ from imagenet_prep.shards import commit
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.codec import mutations
 from tests.kit.messages import says
+from tests.kit.photographs import tagged
 from tests.kit.samples import add_tables
 from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
@@ -124,6 +126,35 @@ def test_new_images_are_processed_as_the_split(
     image = job(made(tmp_path / "set", [], **config)).transform_of("train")(plain(3))
 
     assert (image.height, image.width) == (height, 18 if height < 48 else 36)
+
+
+@pytest.mark.parametrize(("rule", "sides"), [("keep", (24, 18)), ("apply", (18, 24))])
+def test_new_images_are_rotated_as_the_split(
+    tmp_path: Path, rule: str, sides: tuple[int, int]
+) -> None:
+    dataset = made(tmp_path / "set", [], short_side=18, orientation=rule)
+    image = job(dataset).transform_of("train")(tagged(plain(3), 6))
+    assert (image.height, image.width) == sides
+
+
+@pytest.mark.parametrize("kind", ["grey", "cmyk"])
+@pytest.mark.parametrize(
+    ("lacking", "accepted"),
+    [(None, False), (schema.TEXT, False), (schema.COLORSPACE, True)],
+)
+def test_grey_images_are_only_added_to_such_datasets(
+    tmp_path: Path, kind: str, lacking: str | None, accepted: bool
+) -> None:
+    dataset = made(tmp_path / "set", [], short_side=None)
+    lacks = {lacking: schema.WRONG} if lacking else {}
+    changed = replace(dataset.manifest, lacks=lacks)
+    add = job(replace(dataset, data=changed.dumps())).transform_of("train")
+    data = mutations.sources()[kind]
+    if accepted:
+        assert add(data).encoded == data
+    else:
+        with pytest.raises(BadImageError):
+            add(data)
 
 
 @pytest.mark.parametrize(

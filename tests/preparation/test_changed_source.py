@@ -19,10 +19,12 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.resize import ResizeConfig, resize
 from imagenet_prep.storage.dataset_store import open_dataset
+from tests.kit import layouts
 from tests.kit.dataset import everything, stamps
 from tests.kit.miniature import Miniature
 from tests.kit.photographs import photograph
@@ -49,7 +51,7 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def made(source: Path, out: Path, num_shards: int = 1, **more: Any) -> Any:
+def made(source: Path, out: Path, num_shards: int | None = 1, **more: Any) -> Any:
     options = {"splits": ("train",), "workers": 1, "json": True, "allow_subset": True} | more
     config = PrepareConfig(source=str(source), out=str(out), train_shards=num_shards, **options)
     return prepare.prepare(config)
@@ -97,6 +99,37 @@ def test_added_images_are_named(source: Path, tmp_path: Path, num_shards: int, k
     text = refusal(made, source, tmp_path / "out", num_shards)
     assert named(text) == [f"{key}.jpg"]
     assert "--add" in text
+
+
+def test_changes_of_the_number_of_shards_are_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, more images make more shards: here, one for four images."""
+    counts = {**schema.OFFICIAL_NUM_EXAMPLES, "train": 4 * schema.DEFAULT_NUM_SHARDS["train"]}
+    monkeypatch.setattr(schema, "OFFICIAL_NUM_EXAMPLES", counts)
+    new = [f"cat/{number}" for number in range(3, 9)]
+    few = tmp_path / "few"
+    many = tmp_path / "many"
+    made(source, few, None)
+    for key in new:
+        put(source, key, image(70))
+    made(source, many, None)
+    expected = [f"{key}.jpg" for key in new]
+    assert named(refusal(made, source, few, None))[:3] == expected[:3]
+    for key in new:
+        (source / f"train/{key}.jpg").unlink()
+    assert named(refusal(made, source, many, None))[:3] == expected[:3]
+
+
+def test_added_images_of_archives_need_a_new_dataset(tmp_path: Path) -> None:
+    """`amend --add` only takes folders."""
+    names = ["a.JPEG", "b.JPEG"]
+    root = layouts.make_class_tars({"n01440764": names}, tmp_path / "source", whole=False)
+    made(root, tmp_path / "out")
+    layouts.make_class_tars({"n01440764": [*names, "c.JPEG"]}, root, whole=False)
+    text = refusal(made, root, tmp_path / "out")
+    assert "n01440764/c.JPEG" in text
+    assert "--add" not in text
 
 
 @pytest.mark.parametrize(("num_shards", "place"), [(1, 0), (1, 2), (1, 5), (2, 0), (2, 5)])
@@ -151,6 +184,14 @@ def test_too_few_images_for_a_holdout_are_named(source: Path, tmp_path: Path) ->
     assert str(tmp_path / "out") in refusal(made, source, tmp_path / "out", **options)
 
 
+def test_added_images_are_named_with_a_holdout(source: Path, tmp_path: Path) -> None:
+    """The new image moves other images between train and the holdout."""
+    options = {"holdout": "50%"}
+    made(source, tmp_path / "out", **options)
+    put(source, "cat/7", image(70))
+    assert named(refusal(made, source, tmp_path / "out", **options)) == ["cat/7.jpg"]
+
+
 def test_folders_are_compared_by_size_without_tables(source: Path, tmp_path: Path) -> None:
     made(source, tmp_path / "out")
     shutil.rmtree(tmp_path / "out/samples")
@@ -191,6 +232,17 @@ def test_resize_accepts_a_copy_of_reencoded_images(
     before = stamps(tmp_path / "small")
     resized(tmp_path / "set", tmp_path / "small")
     assert stamps(tmp_path / "small") == before
+
+
+def test_touched_originals_of_reencoded_images_are_accepted(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out", short_side=20)
+    before = (tmp_path / "out/dataset.json").read_bytes()
+    for path in source.rglob("*.jpg"):
+        os.utime(path)
+    made(source, tmp_path / "out", short_side=20)
+    assert (tmp_path / "out/dataset.json").read_bytes() == before
+    put(source, "cat/2", other_density(image(2)))
+    assert named(refusal(made, source, tmp_path / "out", short_side=20)) == ["cat/2.jpg"]
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])

@@ -14,7 +14,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.keys import KeyList, ListedFile
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.additions import read_additions
@@ -115,6 +115,37 @@ def test_key_is_listed_only_once() -> None:
         ChangeRequest(once, Relabels(KeyList("other", {"b": 2}, ""), {2: 0}))
 
 
+@pytest.mark.parametrize(
+    ("line", "splits", "narrowing"),
+    [
+        ("a", None, ()),
+        ("a", ("train",), ("train",)),
+        ("train:a", ("train",), ()),
+        ("validation:a", ("train",), ("train",)),
+        ("validation:a", ("train", "validation"), ()),
+    ],
+)
+def test_splits_are_recorded_if_they_narrow_lists(
+    line: str, splits: tuple[str, ...] | None, narrowing: tuple[str, ...]
+) -> None:
+    """Otherwise, the same command without --splits would be refused."""
+    request = ChangeRequest(KeyList("list", {line: 1}, ""), splits=splits)
+    assert request.narrowing == narrowing
+
+
+def test_images_that_keep_their_class_do_not_change(tmp_path: Path) -> None:
+    images = [picture(number, plain(number)) for number in range(3)]
+    write_dataset(tmp_path / "set", {"train": [images]}, num_classes=3)
+    add_tables(tmp_path / "set")
+    dataset = open_dataset(LocalStore(tmp_path / "set"))
+    first, second = (f"{wnid(number)}/{wnid(number)}_{number}.JPEG" for number in range(2))
+    listed = KeyList("list", {first: 1, second: 2}, "")
+
+    assert changes_of(ChangeRequest(None, Relabels(listed, {1: 0, 2: 1})), dataset, 0) == []
+    [change] = changes_of(ChangeRequest(None, Relabels(listed, {1: 0, 2: 2})), dataset, 0)
+    assert change.relabelled == {second: 2}
+
+
 def test_key_in_train_and_validation_is_refused(tmp_path: Path) -> None:
     """Folders of classes may have files of the same names, and only one image may be meant."""
     images = [picture(number, plain(number)) for number in range(4)]
@@ -151,6 +182,28 @@ def test_duplicate_key_in_a_split_is_refused(tmp_path: Path, shards: list[list[i
     for request in (ChangeRequest(twice), ChangeRequest(None, Relabels(twice, {1: 3}))):
         with pytest.raises(DataDamagedError, match="n00001001_1.JPEG"):
             changes_of(request, dataset, 0)
+
+
+@pytest.mark.parametrize("reencoded", [False, True])
+@pytest.mark.parametrize("splits", [("train",), ("validation",), ("train", "validation"), None])
+def test_bytes_are_only_excluded_from_chosen_splits(
+    tmp_path: Path, splits: tuple[str, ...] | None, *, reencoded: bool
+) -> None:
+    """A list may have the bytes of the stored image, or those of the original image."""
+    images = [picture(number, plain(number)) for number in range(3)]
+    both = ("train", "validation")
+    write_dataset(tmp_path / "set", {name: [images] for name in both}, num_classes=3)
+    add_tables(tmp_path / "set", reencoded=reencoded)
+    dataset = open_dataset(LocalStore(tmp_path / "set"))
+    rows = next(dataset.rows(dataset.shards("train")))
+    sample = next(row for row in rows if row.class_index == 1)
+    for digest in {sample.sha256, sample.source_sha256}:
+        file = ListedFile(len(images[1].encoded), "renamed.JPEG")
+        listed = KeyList("list", {"renamed.JPEG": 1}, "", files={digest: file})
+        changes = changes_of(ChangeRequest(listed, splits=splits), dataset, 0)
+
+        found = {change.name.partition("-")[0]: change.excluded for change in changes}
+        assert found == {name: {sample.key} for name in splits or both}
 
 
 @pytest.mark.parametrize(

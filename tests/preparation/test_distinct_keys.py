@@ -44,6 +44,10 @@ def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
             [["a/x", "a/x", "a/x~2"], ["a/x~2", "a/x~~2"]],
             [["a/x", "a/x~~~2", "a/x~2"], ["a/x~2~~~2", "a/x~~2"]],
         ),
+        (
+            [["a/x", "a/x", "a/x~~2", "a/y~3"]],
+            [["a/x", "a/x~~~2", "a/x~~2", "a/y~3"]],
+        ),
         ([["a/b.c/x", "a/b.c/x", 'a/"', 'a/"']], [["a/b.c/x", "a/b.c/x~2", 'a/"', 'a/"~2']]),
     ],
 )

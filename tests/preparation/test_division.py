@@ -77,3 +77,8 @@ def test_number_is_divided_in_proportion_to_the_classes(
 def test_equal_classes_give_equal_numbers() -> None:
     assert held([5000] * 10, holdout=10_000) == [1000] * 10
     assert held([1000, 500, 100], holdout=16) == [10, 5, 1]
+
+
+def test_next_image_comes_from_the_largest_ratio() -> None:
+    """The method of Huntington and Hill; that of Webster or d'Hondt would give [3, 3] or [5, 1]."""
+    assert held([10, 7], holdout=6) == [4, 2]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.dataset import class_list
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.dataset.class_list import ClassList, Edition
 from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Split
 from imagenet_prep.dataset.settings import DatasetSettings
@@ -47,3 +47,20 @@ def test_ilsvrc2012_is_complete_by_its_counts(
     draft = Draft(splits={"train": split}, classes=CLASSES)
     there = draft.manifest(WANTED, {}, LIBRARIES)
     assert (there.edition, there.subset) == ("", subset)
+
+
+def test_only_the_test_split_lists_its_classes() -> None:
+    """The classes of an evaluation set may be fewer than those of its class list."""
+    splits = {name: Split(1, 64, [0, 1], 0, 1, 1, []) for name in schema.SPLITS}
+    classes = ClassList(("n00000001", "n00000002"), ("one", "two"))
+    there = Draft(splits=splits, classes=classes).manifest(WANTED, {}, LIBRARIES)
+    listed = {name: split.wnids for name, split in there.splits.items() if split.wnids}
+    assert listed == {schema.TEST: ["n00000002"]}
+
+
+def test_known_edition_is_not_derived_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_list, "recognised", lambda *_: "by counts")
+    split = Split(1, 64, [1], 0, 1, 1, [])
+    for given, edition in (("by name", "by name"), (None, "by counts"), ("", "")):
+        draft = Draft(splits={"train": split}, classes=CLASSES, edition=given)
+        assert draft.manifest(WANTED, {}, LIBRARIES).edition == edition

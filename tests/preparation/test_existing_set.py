@@ -6,6 +6,7 @@ import io
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import existing_set
@@ -99,16 +100,28 @@ def test_worst_lack_of_a_key_is_reported(tmp_path: Path) -> None:
     assert seen.lack_counts == {"image/height": {schema.WRONG: 6, schema.ABSENT: 2}}
 
 
-def test_grey_image_is_counted_with_wrong_colour_space(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(lambda _, features: features, schema.WRONG), (without("image/colorspace"), schema.ABSENT)],
+)
+def test_grey_image_is_counted_by_its_colour_space(
+    tmp_path: Path, change: Change, kind: str
+) -> None:
     stream = io.BytesIO()
     Image.new("L", (24, 24), 99).save(stream, "JPEG")
     size: dict[str, foreign.Value] = {"image/height": [24], "image/width": [24]}
     grey: dict[str, foreign.Value] = {"image/encoded": [stream.getvalue()], **size}
     first = few_images()[0].key
-    seen = check(write(tmp_path / "set", lambda image, f: f | (grey if image.key == first else {})))
+
+    def writer(
+        image: foreign.Image, features: dict[str, foreign.Value]
+    ) -> Mapping[str, foreign.Value]:
+        return change(image, features | (grey if image.key == first else {}))
+
+    seen = check(write(tmp_path / "set", writer))
 
     assert (seen.problems, seen.not_rgb) == ([], 1)
-    assert seen.lacks == {"image/colorspace": schema.WRONG}
+    assert seen.lacks == {"image/colorspace": kind}
 
 
 def test_damaged_record_is_a_problem(tmp_path: Path) -> None:
@@ -155,6 +168,8 @@ def test_shard_with_too_many_problems_is_abandoned(tmp_path: Path, limits: Limit
         if says("checking-stopped-after-problems-may", ..., "2").search(problem)
     ]
     assert len(given_up) == 3
+    # Their complete bytes are unknown, so they are not compared.
+    assert not any(says("same-bytes").search(problem) for problem in seen.problems)
 
 
 def test_copied_shard_is_a_problem(tmp_path: Path) -> None:
@@ -205,6 +220,17 @@ def test_different_number_of_images_is_reported(tmp_path: Path) -> None:
 
     assert seen.edition == ""
     assert any("1,281,167" in problem for problem in seen.count_problems)
+    # A test split is not one of ILSVRC2012, but an evaluation set.
+    as_test = replace(seen, shards={schema.TEST: seen.shards["train"]})
+    assert as_test.count_problems == []
+
+
+def test_counts_of_a_known_edition_are_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = check(write(tmp_path / "set"))
+    monkeypatch.setattr(class_list, "recognised", lambda *_: "imagenet21k_winter21")
+    assert (seen.edition, seen.count_problems) == ("imagenet21k_winter21", [])
 
 
 def test_validation_labels_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,6 +244,17 @@ def test_unfinished_shards_are_not_mixed_into_a_commit(tmp_path: Path) -> None:
     assert {*load(tmp_path).splits} == {*BOTH}
 
 
+def test_older_shards_are_removed_before_new_ones(tmp_path: Path) -> None:
+    """Otherwise, the disk must have space for both."""
+    store = LocalStore(tmp_path)
+    make(tmp_path, resized("train"), left=[])
+    older = schema.shard_name("train", 0, 2)
+    receipt(store, f"resize-train-{'0' * 16}", older)
+    output = Output(store, resized("train"))
+    output.begin(output.left(), [name("train")])
+    assert not (tmp_path / older).exists()
+
+
 def test_shards_added_during_a_run_are_compared(tmp_path: Path) -> None:
     """A lost worker of a cluster may still publish a shard of an older plan."""
     store = LocalStore(tmp_path)

@@ -597,6 +597,20 @@ def test_incomplete_shared_plan_is_made_again(tmp_path: Path) -> None:
     assert steps.stored() is None
 
 
+@pytest.mark.parametrize(
+    "change", [{"any_counts": True}, {"seed": 1}, {"per_class": 2}, {"splits": ("validation",)}]
+)
+def test_different_selections_have_different_shared_plans(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """A run without --allow-subset would otherwise take a plan whose counts were not checked."""
+    store = LocalStore(tmp_path)
+    folders = {
+        SharedPlan.of(selection(**more), store, None).planner.folder for more in ({}, change)
+    }
+    assert len(folders) == 2
+
+
 def test_job_without_its_lease_completes_no_plan(tmp_path: Path, limits: Limits) -> None:
     calls = []
 

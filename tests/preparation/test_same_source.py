@@ -16,6 +16,7 @@ import pytest
 
 from imagenet_prep import amend, export, resize
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.dataset import manifest
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation import same_source, writing
 from imagenet_prep.preparation.config import PrepareConfig
@@ -334,6 +335,20 @@ def test_foreign_shards_are_identified_by_their_md5(tmp_path: Path) -> None:
         resize.resize(config)
 
 
+def test_shards_without_a_known_md5_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    out = tmp_path / "out"
+    foreign.write(root, few_images(), foreign.slim, num_shards={"train": 1, "validation": 1})
+    resized(root, out)
+    path = out / "dataset.json"
+    there = manifest.loads(path.read_bytes(), str(path))
+    sources = [replace(source, md5=None) for source in there.sources]
+    path.write_bytes(replace(there, sources=sources).dumps())
+    os.utime(next(root.glob("train-*")))
+    with pytest.raises(UsageError, match=says("had-md5", "train-00000-of-00001")):
+        resized(root, out)
+
+
 @pytest.mark.parametrize("lost", [-1, 1])
 def test_lost_or_duplicate_image_is_noticed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
@@ -418,6 +433,17 @@ def test_changed_boxes_or_words_change_the_source(
     made(root, out, allow_subset=True)
 
 
+def test_other_differences_are_no_changed_boxes(tmp_path: Path) -> None:
+    root = kaggle(tmp_path / "source")
+    out = tmp_path / "out"
+    made(root, out, allow_subset=True)
+    next(root.glob("Data/**/*_3.JPEG")).unlink()
+    with pytest.raises(UsageError, match=says("source-changed-since-dataset-made")) as refused:
+        made(root, out, allow_subset=True)
+    assert f"{WNIDS[1]}_3.JPEG" in str(refused.value)
+    assert not says("bounding-boxes-paths-images-changed").search(str(refused.value))
+
+
 def resized(of: Path, out: Path, *splits: str, **more: Any) -> Any:
     config = resize.ResizeConfig(
         input_dir=str(of),
@@ -491,6 +517,9 @@ def test_changed_mapping_of_objectnet_is_noticed(
     run(root, out)
     resized(out, tmp_path / "small", "test")
     (path,) = root.rglob(mapping)
+    for file in root.rglob("*"):
+        os.utime(file)
+    run(root, out)
     content = json.loads(path.read_bytes())
     content[name] = "; ".join(official_classes().words[index] for index in indices)
     path.write_text(json.dumps(content))

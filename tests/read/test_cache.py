@@ -655,10 +655,11 @@ def test_file_of_a_different_user_is_fetched_again(server: Server, tmp_path: Pat
     assert (root / SHARDS[0]).stat().st_uid == os.geteuid()
 
 
-def test_cache_is_writable_only_by_its_owner(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757], ids=oct)
+def test_cache_is_writable_only_by_its_owner(server: Server, tmp_path: Path, mode: int) -> None:
     copy = NodeCache(open_dataset(server.url), tmp_path, None)
     for path in (copy.root, copy.root / "index", copy.root / ".work"):
-        path.chmod(0o777)
+        path.chmod(mode)
     NodeCache(open_dataset(server.url), tmp_path, None)
     assert all(p.stat().st_mode & 0o022 == 0 for p in (copy.root, *copy.root.rglob("*")))
 

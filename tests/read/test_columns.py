@@ -365,6 +365,15 @@ def test_each_batch_needs_one_write(damaged: Path) -> None:
             writer.write(rows_of(batch))
 
 
+def test_second_batch_of_a_file_needs_a_write(damaged: Path) -> None:
+    writer = begin(damaged)
+    batches = iter(writer)
+    writer.write(rows_of(next(batches)))
+    next(batches)
+    with pytest.raises(UsageError, match=says("write-not-called-batch-call")):
+        next(batches)
+
+
 def test_interrupted_loop_continues_with_the_next_file(damaged: Path) -> None:
     with begin(damaged) as writer:
         for batch in writer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, selection
 from imagenet_prep.read.order import Order, Steps
+from imagenet_prep.read.reader import Diagnosis
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.messages import says
@@ -215,6 +217,14 @@ def test_state_of_a_different_order_is_refused(
     assert (reader.epoch, reader.state()["examples_read"]) == (0, 0)
 
 
+def test_state_beyond_the_chosen_examples_is_refused(colours: Path) -> None:
+    reader = reader_of(colours, "train", 4, "native", fraction=0.5)
+    assert reader.num_examples < NUM_TRAIN
+    reader.restore(reader.state() | {"examples_read": reader.num_examples})
+    with pytest.raises(UsageError, match=says("state-damaged-epoch-examples_read-window")):
+        reader.restore(reader.state() | {"examples_read": reader.num_examples + 1})
+
+
 def test_state_of_a_different_version_names_that_version(colours: Path, backend: str) -> None:
     reader = reader_of(colours, "train", 4, backend)
     state = reader.state()
@@ -326,3 +336,13 @@ def test_pytorch_state_methods_are_aliases(scenes: Path) -> None:
 
     assert second.state() == first.state() != {}
     assert second.steps_left == first.steps_left == first.steps_per_epoch - 1
+
+
+def test_error_without_a_damaged_image_is_raised() -> None:
+    """A backend may fail before it takes a batch, for example for lack of GPU memory."""
+    feed: Any = SimpleNamespace(records=None)
+    diagnosis = Diagnosis(feed, lambda _: None, epoch=0, start=0, steps=1)
+    error = MemoryError("GPU")
+    with pytest.raises(MemoryError) as raised:
+        diagnosis.explain(error)
+    assert raised.value is error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import shutil
 import tracemalloc
 import zlib
 from collections import defaultdict
@@ -19,7 +20,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader
 from imagenet_prep.read.order import Order
-from imagenet_prep.read.receipt import DISCARDED, KEPT, UNSAVED, Receipt, Use, parse
+from imagenet_prep.read.receipt import DISCARDED, KEPT, UNSAVED, Receipt, Use, of_run, parse
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, TRAIN, reader_of, seen
 
@@ -384,3 +385,18 @@ def test_training_lines_after_the_last_checkpoint_count(colours: Path) -> None:
         (2, 3, 6),
         (2, 6, 6),
     ]
+
+
+def test_receipt_is_only_of_the_dataset_trained_on(
+    colours: Path, scenes: Path, tmp_path: Path
+) -> None:
+    run = Run(colours)
+    run.train(0, [2], 3)
+    log = tmp_path / "train.jsonl"
+    log.write_bytes(b"".join(run.lines))
+    moved = shutil.copytree(colours, tmp_path / "moved")
+    for place in (None, str(moved)):
+        _, receipt = of_run(log, place)
+        assert [*receipt.step(0)] == [*run.receipt.step(0)]
+    with pytest.raises(UsageError, match=says("digest-run-read-dataset-digest", scenes.name)):
+        of_run(log, str(scenes))

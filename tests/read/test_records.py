@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import example
+from imagenet_prep.dataset import example, manifest, schema
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -40,6 +41,23 @@ def test_record_without_a_valid_example_has_no_name(root: Path) -> None:
                 records.name(number)
 
 
+@pytest.mark.parametrize("lacks", [{}, {schema.SYNSET: schema.ABSENT}], ids=str)
+@pytest.mark.parametrize("label", [0, 4])
+def test_label_outside_the_classes_is_damage(root: Path, lacks: dict[str, str], label: int) -> None:
+    """Labels start at 1. If records lack synsets, only the label has the class."""
+    path = root / schema.MANIFEST
+    made = manifest.loads(path.read_bytes(), str(path))
+    path.write_bytes(dataclasses.replace(made, lacks=lacks).dumps())
+    wrong = IMAGES[2]._replace(stored_label=label)
+    payloads = [example.encode(image) for image in (*IMAGES[:2], wrong)]
+    (root / NAME).write_bytes(b"".join(map(framed, payloads)))
+
+    with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
+        assert records.name(0)[0] == 0
+        with pytest.raises(DataDamagedError, match=says("record-byte", NAME, 2)):
+            records.name(2)
+
+
 def test_failing_disk_is_not_called_damage(root: Path, system: System) -> None:
     with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
         records.name(0)
@@ -47,3 +65,14 @@ def test_failing_disk_is_not_called_damage(root: Path, system: System) -> None:
         for read in (records.name, records.read):
             with pytest.raises(StoreError, match=says("cannot-read", NAME, "record 1", "Input/")):
                 read(1)
+
+
+@pytest.mark.parametrize("name", [NAME, f"index/{NAME}"])
+@pytest.mark.parametrize("change", [-1, 1])
+def test_file_of_a_different_size_is_named(root: Path, name: str, change: int) -> None:
+    data = (root / name).read_bytes()
+    (root / name).write_bytes((data + b"\0")[: len(data) + change])
+    with pytest.raises(
+        DataDamagedError, match=says("bytes-instead", name, len(data) + change, len(data))
+    ):
+        open_records(open_dataset(LocalStore(root)), "train")

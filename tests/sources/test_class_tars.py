@@ -214,6 +214,13 @@ def test_other_files_next_to_class_tars_are_refused(tmp_path: Path) -> None:
         ilsvrc.find_class_tars(root, ["train"])
 
 
+def test_hidden_files_next_to_class_tars_are_ignored(tmp_path: Path) -> None:
+    """macOS writes a file of attributes for each copied file on other file systems."""
+    root = make_class_tars(CLASSES, tmp_path, whole=False)
+    (root / "winter21_whole" / "._n01440764.tar").write_bytes(b"Mac OS X")
+    assert ilsvrc.find_class_tars(root, ["train"]).classes.wnids == tuple(sorted(CLASSES))
+
+
 def test_more_tars_than_open_file_limit_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,8 @@ def test_renamed_set_is_recognised_by_its_classes(
     made = by_wnid("mine", dict.fromkeys(wnids, 1), "n00000000_{}.JPEG")
     root = put(made.files, tmp_path / "train", "", "folder")
     assert found(root / "mine", [schema.TRAIN]).edition == class_list.ILSVRC2012
+    with pytest.raises(UsageError, match=says("source-holds-no-evaluation-dataset", "mine")):
+        found(root / "mine", kind="evaluation")
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -422,8 +424,18 @@ def test_ambiguous_archive_is_refused(
             ],
         ),
         (by_wnid("sketch", counts_of(WNIDS, 1_889), "sketch_{}.JPEG"), []),
+        (
+            by_wnid("imagenetv2", {WNIDS[0]: 9, WNIDS[1]: 10, WNIDS[2]: 11}),
+            [
+                "test has 30 images, expected 10,000",
+                "test has 3 classes, expected 1,000, missing "
+                + ", ".join(WNIDS[3:8])
+                + " and 992 more",
+                f"test expects 10 images per class, got {WNIDS[0]} with 9, {WNIDS[2]} with 11",
+            ],
+        ),
     ],
-    ids=["v2", "a", "sketch"],
+    ids=["v2", "a", "sketch", "too many in a class"],
 )
 def test_counts_that_differ_from_the_published_are_named(
     made: Made, expected: list[str], tmp_path: Path

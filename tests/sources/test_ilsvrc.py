@@ -19,8 +19,9 @@ from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ILSVRC2012, ClassList
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources import ilsvrc, labels, published
 from imagenet_prep.storage.archive import ArchiveReader
+from tests.kit.layouts import tar, write
 from tests.kit.messages import says
 from tests.kit.miniature import (
     Miniature,
@@ -166,6 +167,61 @@ def test_archive_with_folders_gives_the_same_keys(
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, f"./val/{i.name}"), d)])
 
     assert [m.key for m in indexed(folder, "validation")] == sorted(mini.of("validation"))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_name_and_folder_of_an_image_must_agree(
+    mini: Miniature, tmp_path: Path, place: int
+) -> None:
+    """A tar of class folders: neither the folder nor the name decides alone."""
+    wnids = [wnid for wnid, _ in mini.classes[:2]]
+    files = {f"{wnid}/{wnid}_1.JPEG": b"\xff\xd8" for wnid in wnids}
+    write(tmp_path / TRAIN, tar(files))
+    assert [member.key for member in indexed(tmp_path, "train")] == sorted(files)
+
+    moved = f"{wnids[place]}/{wnids[1 - place]}_2.JPEG"
+    write(tmp_path / TRAIN, tar({**files, moved: b"\xff\xd8"}))
+    with pytest.raises(
+        SourceError,
+        match=says("class-name-one-them-wrong", moved, wnids[place], "starts", wnids[1 - place]),
+    ):
+        indexed(tmp_path, "train")
+
+
+def synset_labels(folder: Path, mini: Miniature, indices: Iterable[int]) -> None:
+    """Writes the archive of validation images, and a list of labels instead of the devkit."""
+    (folder / VALIDATION).symlink_to(mini.root / VALIDATION)
+    wnids = labels.official_classes().wnids
+    lines = (f"{wnids[index]}\n" for index in indices)
+    (folder / ilsvrc.SYNSET_LABELS).write_text("".join(lines))
+
+
+def test_label_list_must_match_the_published_labels(mini: Miniature, tmp_path: Path) -> None:
+    numbers = labels.published_labels()
+    synset_labels(tmp_path, mini, numbers)
+    assert ilsvrc.find(tmp_path, ["validation"]).classes.official
+
+    (tmp_path / VALIDATION).unlink()
+    synset_labels(tmp_path, mini, [*numbers[1:], numbers[0]])
+    with pytest.raises(SourceError, match=re.escape(labels.PUBLISHED)):
+        ilsvrc.find(tmp_path, ["validation"])
+
+
+def test_only_official_classes_have_published_hashes(mini: Miniature, tmp_path: Path) -> None:
+    (tmp_path / TRAIN).symlink_to(mini.root / TRAIN)
+    (official,) = ilsvrc.find(tmp_path, ["train"]).parts
+    assert official.md5 == published.TRAIN.md5
+    (own,) = ilsvrc.find(mini.root, ["train"]).parts
+    assert own.md5 is None
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_label_list_is_read_with_either_separator(tmp_path: Path, separator: str) -> None:
+    rows = [("ImageId", "PredictionString"), ("a", "n01440764 1 2 3 4"), ("b", "n01443537 5 6 7 8")]
+    text = "".join(f"{separator.join(row)}\r\n" for row in rows)
+    (tmp_path / ilsvrc.SOLUTION).write_text(text)
+    [(_, wnids)] = ilsvrc.find_label_lists([tmp_path])
+    assert wnids == {"a": "n01440764", "b": "n01443537"}
 
 
 def test_duplicate_key_is_named_with_both_offsets(edited: Callable[..., Path]) -> None:
@@ -397,3 +453,13 @@ def test_images_share_one_unlabelled_class(tmp_path: Path, folder: str) -> None:
     (tmp_path / TRAIN).touch()
     with pytest.raises(UsageError, match=says("splits-test-images-no-labels")):
         ilsvrc.find(tmp_path, ["train", "test"])
+
+
+def test_image_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    for second in ("n01440764", "n01443537"):
+        text = f"ImageId,PredictionString\na,n01440764 1 2 3 4\na,{second} 1 2 3 4\n"
+        (tmp_path / ilsvrc.SOLUTION).write_text(text)
+        with pytest.raises(
+            SourceError, match=says("entry-expected-one-entry-per", ilsvrc.SOLUTION, 2, "'a'")
+        ):
+            [*ilsvrc.find_label_lists([tmp_path])]

@@ -472,7 +472,15 @@ def test_names_of_classes_become_ids(names: list[str], ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [["a", ""], ["a", " "], ["", ""], ["crane", "crane", "crane_2"], ["a b", "a_b"]]
+    "names",
+    [
+        ["a", ""],
+        ["a", " "],
+        ["", ""],
+        ["crane", "crane", "crane_2"],
+        ["a b", "a_b"],
+        ["\xe9", "e\u0301"],
+    ],
 )
 def test_ids_of_classes_are_unique(names: list[str]) -> None:
     with pytest.raises(SourceError) as refused:

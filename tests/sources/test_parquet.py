@@ -59,6 +59,19 @@ def test_missing_class_names_are_a_usage_error(tmp_path: Path) -> None:
         parquet.find(tmp_path, ["train"])
 
 
+@pytest.mark.parametrize("names", [(), ("cat", "dog", "owl", "bat")])
+def test_paths_that_contradict_labels_identify_nothing(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    rows = [row(0, 0), *({**row(number, number), "label": number - 1} for number in (1, 2, 3))]
+    write_parquet(tmp_path / NAME, rows, names)
+    if names:
+        assert parquet.find(tmp_path, ["train"]).classes.wnids == names
+    else:
+        with pytest.raises(UsageError, match=says("no-class-names-schema-s")):
+            parquet.find(tmp_path, ["train"])
+
+
 def test_label_that_contradicts_the_path_is_named(tmp_path: Path) -> None:
     rows = [row(1, 1), row(2, 2), {**row(3, 3), "label": 4}]
     write_parquet(tmp_path / NAME, rows, OFFICIAL.words)
@@ -131,12 +144,20 @@ def test_missing_files_of_a_split_are_a_problem(tmp_path: Path) -> None:
     assert source.count_problems("train", [0, 1] + [0] * 998)[0] == "train has 1 of 3 files"
 
 
-def test_files_of_two_datasets_are_not_mixed(tmp_path: Path) -> None:
-    for count in (1, 2):
-        write_parquet(tmp_path / f"train-00000-of-{count:05d}.parquet", [row(1, 1)], ())
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("train-00000-of-00001.parquet", "train-00000-of-00002.parquet"),
+        ("train-00000-of-00002.parquet", "training-00000-of-00002.parquet"),
+        ("train-0.parquet", "train_0.parquet"),
+        ("train.parquet", "training.parquet"),
+    ],
+)
+def test_files_of_two_datasets_are_not_mixed(tmp_path: Path, first: str, second: str) -> None:
+    for name in (first, second):
+        write_parquet(tmp_path / name, [row(1, 1)], ())
     with pytest.raises(
-        SourceError,
-        match=says("files-belong-datasets-different-numbers", ..., "train", "-of-00001"),
+        SourceError, match=says("files-belong-datasets-different-numbers", ..., "train", first)
     ):
         parquet.find(tmp_path, ["train"])
 

@@ -405,6 +405,15 @@ def test_damaged_list_of_tars_is_refused(tmp_path: Path, content: bytes) -> None
     refused(tmp_path, r"_info\.json: .*Get it again")
 
 
+@pytest.mark.parametrize("names", [["../a.tar"], ["train-0000.tar", "../a.tar"], ["/a.tar"]])
+def test_list_of_tars_outside_is_refused(tmp_path: Path, names: list[str]) -> None:
+    wds(tmp_path, sample("a", 0))
+    info = json.loads(info_of(train=[1]))
+    info["splits"]["train"] |= {"filenames": names, "shard_lengths": [1] * len(names)}
+    write(tmp_path / "_info.json", json.dumps(info).encode())
+    refused(tmp_path, says("names-tar-outside-folder-get", "_info.json").pattern)
+
+
 def facts(source: WebDatasetSource, *splits: str) -> list[Any]:
     tasks = [*itertools.chain.from_iterable(map(source.index_tasks, splits))]
     listed = [*itertools.chain.from_iterable(map(source.index, tasks))]

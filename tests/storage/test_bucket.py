@@ -252,6 +252,30 @@ def test_missing_or_foreign_object_is_not_confirmed(store: BucketStore) -> None:
         store.read("absent")
 
 
+def test_only_own_uploads_are_aborted(store: BucketStore, s3: S3Server) -> None:
+    client = s3.client()
+    for name in ("ours", "of-another-run"):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key_of(f"{store.base}/{name}"))
+    store.abort_uploads("ours".__eq__)
+    assert uploads(client, store.base) == [key_of(f"{store.base}/of-another-run")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "checksum"),
+    [
+        ({"ChecksumCRC32C": "yZRlqg=="}, "yZRlqg=="),
+        ({"ChecksumCRC32C": "yZRlqg==-2"}, None),
+        ({}, None),
+    ],
+)
+def test_checksum_of_the_parts_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer, checksum: str | None
+) -> None:
+    head = {"Metadata": {}, "ContentLength": 9, "ETag": "1"}
+    monkeypatch.setattr(S3, "head", lambda *_, **__: head | answer)
+    assert BucketStore("s3://bucket/set").stored("x").crc32c == checksum
+
+
 def test_pickled_store_contains_no_credential(store: BucketStore) -> None:
     store.write("labels.txt", b"some")
     pickled = pickle.dumps(store)

@@ -213,6 +213,9 @@ def test_differences_of_columns_are_named(marked: Path, tmp_path: Path) -> None:
     change(other, there.with_files("train", [replace(files[0], sha256="e" * 64), *files[1:]]))
     assert [*columns.differences(a, b)] == [NAME]
     assert " 1 file;" in columns.differences(a, b)[NAME]
+    change(other, there.with_files("train", files[2:]))
+    text = columns.differences(a, b)[NAME]
+    assert says("different-rows-equal-records-different", "0 files", "2 files", 0).search(text)
     change(other, replace(there, about={"made": "otherwise"}))
     assert "about" in columns.differences(a, b)[NAME]
     shutil.rmtree(other / "columns")

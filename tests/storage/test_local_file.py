@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.core.errors import BusyError, IncompleteError, StoreError
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.local_file import (
     FolderSync,
     LargeFile,
     complete_file,
     folder_inside,
+    locked,
     new_file,
     open_inside,
     removed_on_failure,
@@ -81,6 +82,18 @@ def test_interrupt_between_two_folders_closes_none_twice(tmp_path: Path, system:
     system.instead("close", interrupted)
     with pytest.raises(KeyboardInterrupt), folder_inside(tmp_path, "a/b"):
         pass
+
+
+def test_new_folders_are_synced_into_their_parents(tmp_path: Path, system: System) -> None:
+    """Otherwise, a loss of power could remove a folder and the synced files in it."""
+    synced = system.noted("fsync", below=tmp_path)
+    with folder_inside(tmp_path / "disk" / "set", "index/a", make=True):
+        pass
+    assert {f"fsync {name}" for name in (".", "disk", "disk/set", "disk/set/index")} <= {*synced}
+    synced.clear()
+    with folder_inside(tmp_path / "disk" / "set", "index/a", make=True):
+        pass
+    assert synced == []
 
 
 def test_complete_new_file_is_synced_by_its_writer(tmp_path: Path, system: System) -> None:
@@ -328,3 +341,41 @@ def test_only_path_and_offset_errors_may_be_damage(code: int) -> None:
 def test_error_without_a_number_comes_from_a_library() -> None:
     require_disk("x", OSError("the footer is damaged"))
     require_disk("x", ValueError("no"))
+
+
+def test_lack_of_memory_is_no_damage() -> None:
+    with pytest.raises(IncompleteError, match=says("cannot-read-2", "x", "out of memory")):
+        require_disk("x", MemoryError())
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_ours"),
+    [(0o600, True), (0o644, True), (0o755, True), (0o620, False), (0o602, False), (0o664, False)],
+    ids=str,
+)
+@pytest.mark.parametrize("owner", ["user", "root", "other"])
+def test_file_that_others_can_write_is_not_ours(mode: int, is_ours: bool, owner: str) -> None:
+    uid = {"user": os.geteuid(), "root": 0, "other": os.geteuid() + 1}[owner]
+    status = os.stat_result((mode, 1, 1, 1, uid, 0, 0, 0, 0, 0))
+    assert local_file.is_only_ours(status) == (is_ours and owner != "other")
+
+
+def test_removed_lock_file_is_locked_again(tmp_path: Path) -> None:
+    """Its owner removes it after another run has opened it, and a third run makes a new one."""
+    path = tmp_path / "lock"
+    opened: list[int] = []
+
+    def open_file() -> int:
+        opened.append(os.open(path, os.O_CREAT | os.O_RDWR))
+        if len(opened) == 1:
+            path.unlink()
+            path.touch()
+        return opened[-1]
+
+    with locked(open_file, path=path, where="here"):
+        assert len(opened) == 2
+        with (
+            pytest.raises(BusyError, match=f"pid {os.getpid()} "),
+            locked(open_file, path=path, where="here"),
+        ):
+            pass

@@ -12,8 +12,10 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import requests
@@ -24,7 +26,16 @@ from imagenet_prep.storage import http
 from imagenet_prep.storage.connection import failure
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.http import WebFolder
-from imagenet_prep.storage.remote import Access, ChangedError, Stat, TransientError
+from imagenet_prep.storage.remote import (
+    Access,
+    ChangedError,
+    RemoteFolder,
+    RetryBudget,
+    Stat,
+    TransientError,
+    is_newer,
+)
+from tests.kit.clock import Clock
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_except
@@ -553,3 +564,77 @@ def test_only_temporary_connection_failures_are_retried(
 
     assert isinstance(found, StoreError if lasts else TransientError)
     assert lasts is None or lasts.search(str(found))
+
+
+class Versions(RemoteFolder):
+    """A server with versions of one file, and interrupted answers.
+
+    Attributes:
+      versions: contents by validator; the last one is the current version.
+      breaks: the number of bytes after which each answer ends; complete answers follow.
+    """
+
+    remedy = "Try again."
+
+    def __init__(self, *breaks: int, **versions: bytes) -> None:
+        super().__init__("web:", Access())
+        self.versions = versions
+        self.breaks = list(breaks)
+
+    def stat_once(self, name: str) -> Stat:  # noqa: ARG002
+        validator, data = [*self.versions.items()][-1]
+        return Stat(len(data), validator, True)
+
+    def stats_once(self, folder: str) -> dict[str, Stat]:
+        raise AssertionError(f"{folder} is listed")
+
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        current = self.stat_once(name)
+        if stat.validator not in ("", current.validator):
+            raise ChangedError("a different version")
+        data = self.versions[current.validator][offset : offset + size]
+        most = self.breaks.pop(0) if self.breaks else size
+        for first in range(0, most, 3):
+            yield data[first : min(first + 3, most)]
+        if most < size:
+            raise TransientError("no data came")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("start", [0, 2, 5])
+@pytest.mark.parametrize("breaks", [(1,), (3,), (7,), (4, 4), (8, 2), (5, 8, 9)], ids=str)
+def test_interrupted_file_is_continued_without_repetition(
+    breaks: tuple[int, ...], start: int, ranges: bool
+) -> None:
+    server = Versions(*breaks, one=b"0123456789abcdef")
+    stat = server.stat("x")._replace(ranges=ranges)
+    budget = RetryBudget("x", 9, Clock())
+    assert b"".join(server.chunks("x", stat, start, 14, budget)) == b"0123456789abcd"[start:]
+
+
+def test_pinned_read_refuses_a_different_version() -> None:
+    server = Versions(one=b"0123")
+    stat = server.stat("x")
+    server.versions["two"] = b"4567"
+    with pytest.raises(ChangedError):
+        next(server.chunks("x", stat))
+    assert b"".join(server.chunks("x", stat, pinned=False)) == b"4567"
+
+
+@pytest.mark.parametrize(
+    ("mtime", "ctime", "num_links", "newer"),
+    [
+        (4, 4, 1, False),
+        (6, 6, 1, True),
+        (4, 6, 1, True),
+        (6, 4, 1, True),
+        (4, 6, 2, False),
+        (6, 6, 2, True),
+        (5, 5, 1, False),
+    ],
+)
+def test_new_hard_link_makes_no_file_newer(
+    mtime: int, ctime: int, num_links: int, newer: bool
+) -> None:
+    status: Any = SimpleNamespace(st_mtime_ns=mtime, st_ctime_ns=ctime, st_nlink=num_links)
+    assert is_newer(status, 5) == newer

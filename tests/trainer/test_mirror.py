@@ -243,6 +243,33 @@ def test_a_mirror_with_later_steps_is_never_overwritten(
     assert objects(s3.client(), prefix) == before
 
 
+def test_a_mirror_with_earlier_steps_is_no_conflict(
+    s3: S3Server, prefix: str, tmp_path: Path
+) -> None:
+    client = s3.client()
+    key = key_of(f"{prefix}/{checkpoint.name(8)}")
+    client.put_object(Bucket=BUCKET, Key=key, Body=b"of step 8")
+    for step in (6, 10):
+        (tmp_path / checkpoint.name(step)).write_bytes(b"newer")
+    saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None).fetch()
+    (tmp_path / checkpoint.name(10)).unlink()
+    with pytest.raises(UsageError, match=says("step-only-step-use-empty", ..., "8", ..., "6")):
+        saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None).fetch()
+
+
+@pytest.mark.parametrize(("local", "kept"), [(None, "1 2"), ("1", "1 2"), ("1 2 3", "1 2 3")])
+def test_the_longer_log_is_kept(
+    s3: S3Server, prefix: str, tmp_path: Path, local: str | None, kept: str
+) -> None:
+    client = s3.client()
+    client.put_object(Bucket=BUCKET, Key=key_of(f"{prefix}/train.jsonl"), Body=b"1 2")
+    log = tmp_path / "train.jsonl"
+    if local is not None:
+        log.write_text(local)
+    saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None).fetch()
+    assert log.read_text() == kept
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_errors_of_the_upload_thread_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.trainer import checkpoint, evaluation
-from imagenet_prep.trainer.saved import settings_of
+from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Interface
+from imagenet_prep.trainer.saved import Saved, settings_of
 from tests.kit.messages import says
 from tests.kit.reading import colours
 from tests.kit.training import NUM_VALIDATION
@@ -119,3 +123,29 @@ def test_predictions_replace_predictions(
     for _ in range(2):
         evaluated(tmp_path / "run", "--predictions", str(said))
         assert len(list(predictions.read(said))) == NUM_VALIDATION
+
+
+@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 256), (32, 128), (8192, 1)])
+def test_large_batches_of_a_run_are_not_evaluated(
+    train: Train, tmp_path: Path, ranks: int, batch_size: int
+) -> None:
+    train(tmp_path / "run")
+    last = checkpoint.steps(tmp_path / "run")[-1]
+    loaded = checkpoint.load(tmp_path / "run" / checkpoint.name(last))
+    facts = {**loaded.facts, "run": {**loaded.facts["run"], "global_batch": 4096}}
+    checkpoint.save(tmp_path / "run", last + 1, facts, loaded.arrays, keep=1)
+    assert settings_of(str(tmp_path / "run"), World(0, ranks))["batch_size"] == batch_size
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, value: float) -> None:
+    config = TrainConfig(synthetic=True, log_dir=str(tmp_path))
+    run = Saved(config, Interface("", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+    arrays = [np.zeros(2), np.array([1.0, value])]
+    learner: Any = SimpleNamespace(names=lambda: ["a", "b"], values=lambda: arrays)
+    with pytest.raises(ImagenetPrepError, match=says("step-weights-not-finite", 6)):
+        run.save(7, {}, learner)
+    assert checkpoint.steps(tmp_path) == []
+    arrays[1][1] = 2.0
+    run.save(7, {}, learner)
+    assert checkpoint.steps(tmp_path) == [7]

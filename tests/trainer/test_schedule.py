@@ -142,6 +142,14 @@ def test_plateau_lowers_the_rate_after_its_patience(
     assert scales == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
+def test_plateau_starts_with_the_first_finite_loss(limits: Limits) -> None:
+    limits(plateau_patience=2)
+    plateau = Plateau()
+    for loss in (math.nan, 5.0, 4.0, math.inf, 3.0, 2.0):
+        plateau.see(loss)
+    assert (plateau.best, plateau.scale) == (2.0, 1.0)
+
+
 def test_without_warmup_the_first_rate_is_the_peak() -> None:
     assert Schedule("cosine", 0.5, 0, 10)(0) == 0.5
 

@@ -203,6 +203,7 @@ def test_class_names_that_differ_in_case_are_refused(tmp_path: Path, one: str, o
         ("b/X.JPG", "b/x.jpg", "b/x.jpg~1.jpg"),
         ("b/a\u0308.jpg", "b/\xe4.jpg", "b/\xe4.jpg~1.jpg"),
         ("b/a\u0308/X.jpg", "b/\xc4/x.jpg", "b/\xc4/x.jpg~1.jpg"),
+        ("b/STRASSE.jpg", "b/stra\xdfe.jpg", "b/stra\xdfe.jpg~1.jpg"),
     ],
 )
 def test_file_names_that_differ_in_case_get_numbers(

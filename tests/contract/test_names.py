@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ WORD = re.compile(
 )
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """Returns the syntax tree of each product module by its name without imagenet_prep."""
     paths = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset, selection
+from imagenet_prep.read.decode_steps import Diagnosis
 from imagenet_prep.read.order import Order, Steps
-from imagenet_prep.read.reader import Diagnosis
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.messages import says
@@ -340,8 +339,7 @@ def test_pytorch_state_methods_are_aliases(scenes: Path) -> None:
 
 def test_error_without_a_damaged_image_is_raised() -> None:
     """A backend may fail before it takes a batch, for example for lack of GPU memory."""
-    feed: Any = SimpleNamespace(records=None)
-    diagnosis = Diagnosis(feed, lambda _: None, epoch=0, start=0, steps=1)
+    diagnosis = Diagnosis(iter(()), lambda _: False)
     error = MemoryError("GPU")
     with pytest.raises(MemoryError) as raised:
         diagnosis.explain(error)

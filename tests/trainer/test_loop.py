@@ -98,7 +98,10 @@ def test_show_marks_images_of_discarded_steps(train: Train, shades: Path, tmp_pa
     unseen, *uses = map(json.loads, _shown(run, "--key", keys[0]).splitlines())
     assert unseen == {"unseen_until": 3, "checkpoint": checkpoint.name(3)}
     assert [(each["step"], each["weights"]) for each in uses] == [(5, "discarded"), (5, "kept")]
-    assert json.loads(_shown(run, "--check")) == {"steps": 8, "images": 64, "faults": []}
+    checked = json.loads(_shown(run, "--check"))
+    crops = checked.pop("crops")
+    assert checked == {"steps": 8, "images": 64, "faults": []}
+    assert "area 0.08 to 1" in crops
 
     # A loop that does not restore the reader starts the epoch again.
     start = json.loads((run / log.LOG).read_bytes().partition(b"\n")[0])
@@ -110,7 +113,7 @@ def test_show_marks_images_of_discarded_steps(train: Train, shades: Path, tmp_pa
     found = command.run("show", run, "--check", "--trained-on", tmp_path / "moved")
     assert (found.code, found.out) == (
         1,
-        "steps 8 to 9: epoch 0 used 16 images again\nsteps 10  images 80\n",
+        f"steps 8 to 9: epoch 0 used 16 images again\nsteps 10  images 80  crops {crops}\n",
     )
 
 

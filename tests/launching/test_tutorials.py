@@ -182,7 +182,7 @@ def test_horovod_refuses_launchers_without_its_variables() -> None:
     assert says("hvd.init-found-1-rank", says("process-one-several-rank-their")).match(said[5])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.horovod
 @pytest.mark.usefixtures("horovod")

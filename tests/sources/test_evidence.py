@@ -597,7 +597,15 @@ def classes_of(source: Source) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("row", TABLE, ids=[row.name for row in TABLE])
+# Rows with thousands of files; shorter rows have the same rules.
+MANY_FILES = ("1,000 numbers, two images each", "999 numbers with ten images")
+ROWS = [
+    pytest.param(row, id=row.name, marks=[pytest.mark.long] if row.name in MANY_FILES else [])
+    for row in TABLE
+]
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_statements_agree_or_the_run_ends(
     row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

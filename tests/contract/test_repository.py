@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -33,6 +34,14 @@ def beside_python(program: str, advice: str) -> Path:
     path = Path(sys.executable).with_name(program)
     if not path.exists():
         pytest.skip(f"no {program} beside this Python: {advice}")
+    return path
+
+
+def program(path: Path, script: str) -> Path:
+    """Writes an executable shell script."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
     return path
 
 
@@ -155,7 +164,10 @@ def test_ci_runs_on_every_python_and_machine() -> None:
         "python": ["3.11", "3.12", "3.13", "3.14"],
         "machine": ["ubuntu-24.04", "ubuntu-24.04-arm"],
     }
-    assert job["steps"][-1]["run"] == "bash .ci/run"
+    assert job["steps"][-1] == {
+        "run": "bash .ci/run",
+        "env": {"PYTHON": "python${{ matrix.python }}"},
+    }
 
 
 def test_the_classifiers_name_the_pythons_of_the_check() -> None:
@@ -174,19 +186,63 @@ def test_the_classifiers_name_the_pythons_of_the_check() -> None:
 
 @pytest.mark.parametrize(
     ("python", "target"),
-    [("3 11 x86_64", "test"), ("3 11 aarch64", "newest"), ("3 14 x86_64", "newest"), ("", "test")],
+    [
+        ("3 11 x86_64", "test"),
+        ("3 12 x86_64", "test"),
+        ("3 12 aarch64", "newest"),
+        ("3 13 x86_64", "newest"),
+        ("", "test"),
+    ],
 )
-def test_ci_runs_all_tests_if_the_lock_fits(
+def test_complete_check_runs_if_the_lock_fits(
     python: str, target: str, repository: Path, tmp_path: Path
 ) -> None:
-    """Without any Python, `make test` prints the reason."""
-    for name, prints in (("python3.11", f"echo '{python}'"), ("make", 'echo "make $*"')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
-        (tmp_path / name).chmod(0o755)
+    """Without any Python, `make test` prints the error."""
+    chosen = program(tmp_path / "chosen", f"echo '{python}'")
+    program(tmp_path / "make", 'echo "make $* with $PYTHON"')
+    path = f"{tmp_path}:{os.environ['PATH']}"
 
-    done = run("bash", repository / ".ci" / "run", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = run("bash", repository / ".ci" / "run", PATH=path, PYTHON=str(chosen))
 
-    assert (done.returncode, done.stdout) == (0, f"make {target}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"make {target} with {chosen}\n"), done.stderr
+
+
+FOUND = {
+    "newest first": (("python3.12", "python3.11", "python3"), "python3.12"),
+    "older": (("python3.11", "python3"), "python3.11"),
+    "any": (("python3",), "python3"),
+    "none": ((), ""),
+}
+
+
+@pytest.mark.parametrize("has_pyenv", [False, True])
+@pytest.mark.parametrize("case", FOUND)
+def test_python_for_the_environment(
+    case: str, has_pyenv: bool, repository: Path, tmp_path: Path
+) -> None:
+    """pyenv's python3.12 is found, although it fails unless its version is selected."""
+    names, expected = FOUND[case]
+    for name in names:
+        program(tmp_path / name, f"echo {name}")
+    if has_pyenv:
+        shim = '[ "${PYENV_VERSION:-}" = 3.12 ] && echo pyenv || exit 127'
+        program(tmp_path / "python3.12", shim)
+        expected = "pyenv"
+
+    bash = shutil.which("bash")
+    assert bash
+    done = run(bash, repository / ".ci" / "python", "3.12", "3.11", "3", PATH=str(tmp_path))
+
+    assert (done.stdout.strip(), done.returncode) == (expected, int(not expected))
+
+
+def test_makefile_and_check_look_for_the_same_pythons(repository: Path) -> None:
+    """Both create the same .venv; pyproject.toml names the versions that the lock is for."""
+    for name in ("Makefile", ".ci/run"):
+        assert ".ci/python 3.12 3.11 3 ||" in (repository / name).read_text("utf-8")
+    tool = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["tool"]
+    (environment,) = tool["uv"]["environments"]
+    assert environment.startswith("python_version < '3.13' and ")
 
 
 @pytest.mark.parametrize("name", ["bug.yml", "wish.yml"])

@@ -23,13 +23,19 @@ pytestmark = pytest.mark.docker
 DOCKERFILE = rehearse.DOCKERFILE.read_text("utf-8")
 STEPS = rehearse.steps(DOCKERFILE)
 TARGETS = ("prep", "beam", "train", "train-mxnet", "node")
-_PINNED = re.compile(r"^([A-Za-z0-9_.-]+)==([^ ;]+)", re.MULTILINE)
+_PINNED = re.compile(r"^[A-Za-z0-9_.-]+==[^\\\n]+", re.MULTILINE)
+_DEBIAN_12 = {"python_version": "3.11", "python_full_version": "3.11.2"}
 
 
 def pinned(lock: str) -> dict[str, str]:
-    """Returns the versions in a lock, by package."""
-    found = _PINNED.findall((REPOSITORY / lock).read_text("utf-8"))
-    return {canonicalize_name(name): version for name, version in found}
+    """Returns the versions in a lock for the Python of the images, by package."""
+    versions = {}
+    for line in _PINNED.findall((REPOSITORY / lock).read_text("utf-8")):
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate(_DEBIAN_12):
+            version = str(requirement.specifier).removeprefix("==")
+            versions[canonicalize_name(requirement.name)] = version
+    return versions
 
 
 def wanted(*extras: str) -> list[Requirement]:

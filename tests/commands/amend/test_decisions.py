@@ -543,8 +543,8 @@ def add_folder(folder: Path, files: dict[str, int]) -> Path:
 
 def assert_is(out: Path, model: Model) -> None:
     rows = stored(out)
-    digests = {image: hashlib.sha256(image_of(image, model)).hexdigest() for image in model.stored}
-    assert {image: row["sha256"] for image, row in rows.items()} == digests
+    digests = {name: hashlib.sha256(image_of(name, model)).hexdigest() for name in model.stored}
+    assert {name: row["sha256"] for name, row in rows.items()} == digests
     excluded = [line for line in lines(out) if line["action"].endswith("excluded")]
     found = {(line["split"], line["key"]): line["source_sha256"] for line in excluded}
     assert len(found) == len(excluded)

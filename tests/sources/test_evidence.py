@@ -597,15 +597,11 @@ def classes_of(source: Source) -> dict[str, str]:
     return found
 
 
-# Rows with thousands of files; shorter rows have the same rules.
-MANY_FILES = ("1,000 numbers, two images each", "999 numbers with ten images")
-ROWS = [
-    pytest.param(row, id=row.name, marks=[pytest.mark.long] if row.name in MANY_FILES else [])
-    for row in TABLE
-]
+MANY = ("1,000 numbers, two images each", "999 numbers with ten images")  # they have many files
+ROWS = [(row, [pytest.mark.long] if row.name in MANY else []) for row in TABLE]
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", [pytest.param(r, id=r.name, marks=marks) for r, marks in ROWS])
 def test_statements_agree_or_the_run_ends(
     row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -233,6 +233,19 @@ def test_bicubic_crops_are_those_of_pillow(scenes: Path) -> None:
     assert np.mean(differences) <= 0.7
 
 
+def test_drawn_filter_is_that_of_the_image(scenes: Path) -> None:
+    """Threads decode parts of a batch."""
+    settings: dict[str, Any] = {"recipe": "timm", "image_size": 32, "seed": 2}
+    settings["fields"] = ("images", "number")
+    alone = {
+        batch["number"].item(): batch["images"][0]
+        for batch in opened(scenes, "train", 1, "native", **settings)
+    }
+    for batch in opened(scenes, "train", 24, "native", num_threads=3, **settings):
+        for number, image in zip(batch["number"].tolist(), batch["images"], strict=True):
+            assert np.array_equal(image, alone[number])
+
+
 def test_rectangles_have_their_height_and_width(scenes: Path, backend: str) -> None:
     reader = opened(scenes, "train", 4, backend, image_size=(40, 72))
     assert next(iter(reader))["images"].shape == (4, 40, 72, 3)

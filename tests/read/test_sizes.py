@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, Size, make_dataset
+from imagenet_prep.read import Reader, Size, View, make_dataset
 from imagenet_prep.read.receipt import Receipt, parse
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.samples import add_tables
@@ -32,8 +32,8 @@ DRAWN = [
 
 def opened(root: Path, batch: int = 2, world: World | None = None, **settings: Any) -> Reader:
     usual: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "seed": 5}
-    usual |= {"fields": ("images", "number"), "world": world or World()}
-    return make_dataset(root, "train", batch, 16, backend="native", **usual | settings)
+    usual |= {"fields": ("images", "number"), "world": world or World(), "image_size": 16}
+    return make_dataset(root, "train", batch, backend="native", **usual | settings)
 
 
 def epoch_of(reader: Reader) -> list[tuple[tuple[int, ...], list[int]]]:
@@ -148,6 +148,27 @@ def test_receipt_has_the_images_of_each_step(colours: Path, sizes: list[Size]) -
     for number in (0, 17):
         uses = [use.step for use in receipt.uses(number)]
         assert uses == [step for step, (_, found) in enumerate(steps) if number in found]
+
+
+def test_receipt_counts_the_steps_of_all_ranks(colours: Path) -> None:
+    readers = [opened(colours, world=World(rank, 3), sizes=DRAWN) for rank in range(3)]
+    start = {"kind": "start", "step": 0, "receipt": readers[0].receipt()}
+    steps = [
+        [number for batch in batches for number in batch["number"].tolist()]
+        for batches in zip(*readers, strict=True)
+    ]
+    saved = {"kind": "saved", "step": len(steps), "receipt": readers[0].state()}
+    receipt = Receipt(parse([json.dumps(row).encode() for row in (start, saved)], "log"), TRAIN)
+    for step, expected in enumerate(steps):
+        assert [number for _, number in receipt.step(step)] == expected
+    assert receipt.faults() == (sum(map(len, steps)), [])
+
+
+def test_views_keep_their_own_size(scenes: Path) -> None:
+    views = [View(image_size=20), View()]
+    reader = opened(scenes, views=views, sizes=[Size(image_size=30)], image_size=10)
+    batch = next(iter(reader))
+    assert [images.shape[2] for images in batch["images"]] == [20, 30]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def rate_table(
+    rates: dict[str, list[float]], title: str, ratio: Callable[[float, float], float], base: str
+) -> str:
+    """Returns a table of rates: medians, and medians of their ratios within a round.
+
+    Args:
+      rates: images a CPU second, by row and round.
+      title: heading of the ratios.
+      ratio: returns the figure of a rate and the rate of the row `base`.
+      base: the row with which all are compared.
+    """
+    rows = []
+    for name, each in rates.items():
+        ratios = [ratio(rate, other) for rate, other in zip(each, rates[base], strict=True)]
+        rows.append((name, f"{median(each):,.0f}", f"{median(ratios):.2f}"))
+    return table(("", "images a CPU second", title), rows)
+
+
 def machine() -> str:
     """Returns location and time in one line; the load reveals a busy machine."""
     cpu = Path("/proc/cpuinfo").read_text()

@@ -6,6 +6,7 @@ python -m benchmarks.square
 from __future__ import annotations
 
 import argparse
+import operator
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,11 +70,7 @@ def _epoch(reader: Reader) -> Callable[[], float]:
 
 def render(rates: dict[str, list[float]]) -> str:
     """Returns a table: medians, and ratios within a round."""
-    rows = []
-    for name, each in rates.items():
-        ratio = [rate / pillow for rate, pillow in zip(each, rates[PILLOW], strict=True)]
-        rows.append((name, f"{measure.median(each):,.0f}", f"{measure.median(ratio):.2f}"))
-    return measure.table(("", "images a CPU second", "speed, Pillow = 1"), rows)
+    return measure.rate_table(rates, "speed, Pillow = 1", operator.truediv, PILLOW)
 
 
 def main() -> None:

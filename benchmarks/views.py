@@ -65,11 +65,7 @@ def _epoch(reader: Reader) -> Callable[[], float]:
 
 def render(rates: dict[str, list[float]]) -> str:
     """Returns a table: medians, and ratios within a round."""
-    rows = []
-    for name, each in rates.items():
-        ratio = [one / rate for rate, one in zip(each, rates[ONE], strict=True)]
-        rows.append((name, f"{measure.median(each):,.0f}", f"{measure.median(ratio):.2f}"))
-    return measure.table(("", "images a CPU second", "cost, one crop = 1"), rows)
+    return measure.rate_table(rates, "cost, one crop = 1", lambda rate, one: one / rate, ONE)
 
 
 def main() -> None:

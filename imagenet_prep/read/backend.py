@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from imagenet_prep.codec import decoding, planes
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.planes import CodecUnavailableError, Look, Values
 from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.core.imports import gpus, gpus_of, is_there, lacking
@@ -31,7 +31,7 @@ from imagenet_prep.read import batch
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.batch import Bfloat16, array_over, leased
 from imagenet_prep.read.config import ReadConfig, Shown, each_view
-from imagenet_prep.read.decoder import cropped, resized
+from imagenet_prep.read.decoder import decode_in_cage, kernel_of
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.recipes import BICUBIC, RANDOM
 
@@ -285,7 +285,7 @@ class NativeBackend:
     def _new_look(self, shown: Shown) -> Look:
         channels_first = self._in_one_pass and self._config.layout == "NCHW"
         values = self._values if self._in_one_pass else planes.BYTES
-        kernel = kernel_of(shown, is_cubic=shown.crops.filter == BICUBIC)
+        kernel = _kernel(shown, is_cubic=shown.crops.filter == BICUBIC)
         return Look(shown.height, shown.width, values, kernel, channels_first=channels_first)
 
     def _shape(self, shown: Shown, size: int) -> tuple[int, ...]:
@@ -409,7 +409,7 @@ class NativeBackend:
             look = self._look(each)
             jobs = look.jobs(encoded, view.boxes[part], view.mirrored[part], array)
             if view.cubic is not None:
-                jobs["kernel"] = [kernel_of(each, is_cubic=c) for c in view.cubic[part].tolist()]
+                jobs["kernel"] = [_kernel(each, is_cubic=c) for c in view.cubic[part].tolist()]
             by_view.append(jobs)
         # The views of an image are next to each other, so that it is decoded only once.
         jobs = np.stack(by_view, axis=1)
@@ -424,13 +424,14 @@ class NativeBackend:
         is_cubic = shown.crops.filter == BICUBIC
         if views.cubic is not None:
             is_cubic = bool(views.cubic[number])
-        kernel = kernel_of(shown, is_cubic=is_cubic)
-        if self._has_planes and self._cropped:
-            pixels = decoding.window(data, box, shown.size, kernel, is_mirrored=is_mirrored)
-            if pixels is not None:
-                return pixels
-        pixels = resized(cropped(data, box), shown.size, kernel)
-        return pixels[:, ::-1] if is_mirrored else pixels
+        return decode_in_cage(
+            data,
+            box,
+            shown.size,
+            _kernel(shown, is_cubic=is_cubic),
+            is_mirrored=is_mirrored,
+            uses_codec=self._has_planes and self._cropped,
+        )
 
     def _finish(
         self,
@@ -448,13 +449,11 @@ class NativeBackend:
         to[...] = shown if self._config.layout == "NCHW" else shown.transpose(1, 2, 0)
 
 
-def kernel_of(shown: Shown, *, is_cubic: bool) -> int:
+def _kernel(shown: Shown, *, is_cubic: bool) -> int:
     """Returns the filter, as `planes.Look` numbers it, of a view whose image may be bicubic."""
     if shown.crops.square:
         return planes.SQUARE
-    if is_cubic:
-        return planes.KEYS
-    return planes.LINEAR if shown.antialias else planes.NEIGHBOURS
+    return kernel_of(is_cubic=is_cubic, antialias=shown.antialias)
 
 
 @functools.cache

@@ -27,6 +27,7 @@ from imagenet_prep.read.recipes import (
     Range,
     View,
     height_and_width,
+    refuse_aliasing,
 )
 
 # How often examples appear in an epoch: "classes", a number, or a weight for each class.
@@ -348,11 +349,8 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         if antialias is None:
             filters = crops.antialias or crops.filter != BILINEAR
             antialias = filters or not self.is_training or crops.padding == 0
-        elif not antialias and crops.filter != BILINEAR:
-            raise UsageError(
-                f"filter={crops.filter!r} also filters images when downscaling: remove "
-                "antialias=False"
-            )
+        elif not antialias:
+            refuse_aliasing(crops.filter)
         image_size = self.image_size
         for wanted_size in (size.image_size, view.image_size):
             if wanted_size is not None:

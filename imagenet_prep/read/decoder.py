@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,13 @@ from PIL import Image
 from imagenet_prep.codec import cage, decoding, planes
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.dataset import jpeg
-from imagenet_prep.read.recipes import BICUBIC, BILINEAR, Filter, height_and_width
+from imagenet_prep.read.recipes import (
+    BICUBIC,
+    BILINEAR,
+    Filter,
+    height_and_width,
+    refuse_aliasing,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,10 +61,8 @@ def decode(
     """
     if filter not in (BILINEAR, BICUBIC):
         raise UsageError(f"filter={filter!r}: expected {BILINEAR!r} or {BICUBIC!r}")
-    if filter == BICUBIC and not antialias:
-        raise UsageError(
-            f"filter={filter!r} also filters images when downscaling: remove antialias=False"
-        )
+    if not antialias:
+        refuse_aliasing(filter)
     data = bytes(encoded)
     try:
         return _decoded(data, window, size, filter, antialias, mirrored)
@@ -83,30 +88,45 @@ def _decoded(
     if not is_inside:
         raise UsageError(f"window={window!r}: the image has {height} x {width} pixels")
     shape = (tall, wide) if size is None else height_and_width(size, "size")
-    kernel = planes.LINEAR if antialias else planes.NEIGHBOURS
-    if filter_ == BICUBIC:
-        kernel = planes.KEYS
-    pixels = _by_planes(data, box, shape, kernel, mirrored)
-    if pixels is None:
-        pixels = resized(cropped(data, box, only_jpeg=False), shape, kernel)
-        if mirrored:
-            pixels = np.ascontiguousarray(pixels[:, ::-1])
-    return pixels
+    kernel = kernel_of(is_cubic=filter_ == BICUBIC, antialias=antialias)
+    has_planes = planes.is_available()
+    if has_planes:
+        pixels = np.empty((*shape, 3), np.uint8)
+        look = planes.Look(*shape, planes.BYTES, kernel)
+        # Images that decoder.c does not accept are decoded in the cage.
+        with contextlib.suppress(cage.OutsideError):
+            if look.decode(data, box, pixels, mirrored=mirrored):
+                return pixels
+    pixels = decode_in_cage(
+        data, box, shape, kernel, is_mirrored=mirrored, uses_codec=has_planes, only_jpeg=False
+    )
+    return np.ascontiguousarray(pixels)
 
 
-def _by_planes(
-    encoded: bytes, box: list[int], shape: tuple[int, int], kernel: int, mirrored: bool
-) -> Pixels | None:
-    """Decodes a window with the codec; returns None if it does not accept the image."""
-    if not planes.is_available():
-        return None
-    pixels = np.empty((*shape, 3), np.uint8)
-    look = planes.Look(*shape, planes.BYTES, kernel)
-    try:
-        done = look.decode(encoded, box, pixels, mirrored=mirrored)
-    except cage.OutsideError:
-        return decoding.window(encoded, box, shape, kernel, is_mirrored=mirrored)
-    return pixels if done else None
+def kernel_of(*, is_cubic: bool, antialias: bool) -> int:
+    """Returns a filter of crops, as `planes.Look` numbers it."""
+    if is_cubic:
+        return planes.KEYS
+    return planes.LINEAR if antialias else planes.NEIGHBOURS
+
+
+def decode_in_cage(
+    data: bytes,
+    box: Sequence[int],
+    shape: tuple[int, int],
+    kernel: int,
+    *,
+    is_mirrored: bool,
+    uses_codec: bool,
+    only_jpeg: bool = True,
+) -> Pixels:
+    """Decodes a window that decoder.c does not accept: with libjpeg if `uses_codec`, or Pillow."""
+    if uses_codec:
+        pixels = decoding.window(data, box, shape, kernel, is_mirrored=is_mirrored)
+        if pixels is not None:
+            return pixels
+    pixels = resized(cropped(data, box, only_jpeg=only_jpeg), shape, kernel)
+    return pixels[:, ::-1] if is_mirrored else pixels
 
 
 def cropped(data: bytes, box: Sequence[int], *, only_jpeg: bool = True) -> Image.Image:

@@ -90,14 +90,14 @@ def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
         # With this digest, a rank with a different choice rejects the state of other ranks.
         filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
-    appearances = None
-    if config.weights is not None:
-        appearances = _appearances(config, records, chosen)
     if records.placement.nodes > 1 and (config.weights is not None or config.sizes):
         raise UsageError(
             f"{config.location}: is one host's part of a partitioned dataset, which supports "
             "neither weights= nor sizes=. Use a complete copy of the dataset"
         )
+    appearances = None
+    if config.weights is not None:
+        appearances = _appearances(config, records, chosen)
     order = Order(
         records.examples_per_shard, seed, config.window, records.placement, chosen, appearances
     )

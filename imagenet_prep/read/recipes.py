@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,6 +26,14 @@ RANDOM: Filter = "random"
 # The usual mean and standard deviation of ImageNet's pixels, times 255.
 _MEAN = (123.675, 116.28, 103.53)
 _STD = (58.395, 57.12, 57.375)
+
+
+def refuse_aliasing(filter_: Filter) -> None:
+    """Raises UsageError if antialias=False contradicts a filter."""
+    if filter_ != BILINEAR:
+        raise UsageError(
+            f"filter={filter_!r} also filters images when downscaling: remove antialias=False"
+        )
 
 
 def _require_range(name: str, given: Any, *, most: float) -> None:
@@ -118,11 +126,6 @@ class CropRecipe:
             if isinstance(given.get(setting), (Sequence, np.ndarray)):
                 given[setting] = tuple(given[setting])
         return replace(self, **given)
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the settings as JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
 
 
 RECIPES = {

@@ -140,8 +140,6 @@ def _compact(keys: list[bytes]) -> npt.NDArray[np.bytes_] | list[bytes]:
 _FRACTION = 1
 _FOLD = 2
 _BLOCK = 1 << 14  # names in memory at a time
-# The places of these columns in the third value of a `Head`.
-_PLACES = {"bytes": 0, "width": 1, "height": 2}
 
 
 class WhereColumns:
@@ -177,16 +175,17 @@ class WhereColumns:
         """Returns whether the expression is true for each example of a block."""
         class_indices, keys, images = zip(*heads, strict=True)
         values: dict[str, npt.NDArray[Any]] = {}
-        for name in self._where.names:
+        if self.needs_tables:
+            lines = [image.split(b",", len(SIDES))[: len(SIDES)] for image in images]
+            columns = np.array(lines, np.int64).T
+            values |= zip(("bytes", "width", "height"), columns, strict=True)
+        for name in self._where.names - {*SIDES}:
             if name == "key":
                 values[name] = np.array(keys)
             elif name == "class_index":
                 values[name] = np.array(class_indices)
             elif name == "class":
                 values[name] = self._wnids[list(class_indices)]
-            elif name in SIDES:
-                place = _PLACES[name]
-                values[name] = np.array([int(image.split(b",")[place]) for image in images])
             else:
                 rows = self._columns[name]
                 numbers = range(first, first + len(heads))

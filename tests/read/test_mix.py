@@ -25,7 +25,7 @@ from imagenet_prep.read import (
     make_dataset,
     make_mix,
 )
-from imagenet_prep.read.mix import Proportions
+from imagenet_prep.read.mix_feed import Proportions
 from tests.kit.dataset import split_records
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 from tests.kit.samples import add_tables

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kit import command
-from tests.kit.command import Finished, wait_until
+from tests.kit.command import Finished, Running, wait_until
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts, stamps
 from tests.kit.lengths import long_except
 from tests.kit.messages import says
@@ -98,15 +100,22 @@ def test_stalled_process_changes_nothing_later(
             assert stamps(out) == before
 
 
-def test_terminated_process_hands_its_claims_over(
-    peers: Peers, reference: Reference, out: Path
-) -> None:
-    """The others do not wait until it seems lost."""
+@contextlib.contextmanager
+def first_holds_a_shard(peers: Peers) -> Iterator[tuple[Running, Running]]:
+    """Yields two processes: the first stops in a shard, the second never takes it for lost."""
     with (
         peers.started("node1", step="shard") as first,
         peers.started("node2", lost_after_s=NEVER_S) as second,
     ):
         peers.await_held("node1", first)
+        yield first, second
+
+
+def test_terminated_process_hands_its_claims_over(
+    peers: Peers, reference: Reference, out: Path
+) -> None:
+    """The others do not wait until it seems lost."""
+    with first_holds_a_shard(peers) as (first, second):
         wait_until(lambda: len(shard_receipts(out)) == NUM_SHARDS - 1, "all other shards")
         first.send(signal.SIGTERM)
         assert first.finish().code == 130
@@ -116,11 +125,7 @@ def test_terminated_process_hands_its_claims_over(
 def test_failing_host_does_not_fail_the_others(
     peers: Peers, reference: Reference, out: Path
 ) -> None:
-    with (
-        peers.started("node1", step="shard") as first,
-        peers.started("node2", lost_after_s=NEVER_S) as second,
-    ):
-        peers.await_held("node1", first)
+    with first_holds_a_shard(peers) as (first, second):
         peers.fail("node1")
         assert first.finish().code == 4
         assert_complete(out, reference, second.finish())

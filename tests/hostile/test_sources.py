@@ -93,6 +93,7 @@ def memory_of(pid: int) -> int:
     return own + sum(map(memory_of, children_of(pid)))
 
 
+@pytest.mark.long
 @pytest.mark.slow  # eight seconds of decoding
 @pytest.mark.parametrize("kind", ["threads", "processes"])
 def test_processes_of_two_workers_use_little_memory(tmp_path: Path, kind: str) -> None:

@@ -50,6 +50,7 @@ def test_unusual_ssh_configs_do_not_break_channels(tmp_path: Path, odd: str) -> 
         assert (net.members[0].disk / "set" / "dataset.json").exists()
 
 
+@pytest.mark.long
 def test_40_hosts_behind_one_sshd_are_reached(tmp_path: Path) -> None:
     # sshd's default: above 10 simultaneous logins, it refuses some.
     with cluster(tmp_path, 2, max_startups="10:30:100") as net:

@@ -98,6 +98,7 @@ def retransmissions(net: Cluster, victim: Node) -> int:
     return max(found)
 
 
+@pytest.mark.long
 def test_replication_continues_if_a_link_was_broken(net: Cluster) -> None:
     victim = net.members[0]
     with replicating(net) as run:

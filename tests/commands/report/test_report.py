@@ -367,6 +367,7 @@ def test_page_is_replaced_atomically(copy: Path, unplotted: None, sourceless: No
     assert page.read_text().endswith("</html>")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_page_of_720_noisy_classes_is_small(tmp_path: Path, written: Report) -> None:
     """Noise compresses worst: the page stays small by showing fewer classes, and says so."""

@@ -180,8 +180,16 @@ def _check_content(
     config: VerifyConfig, dataset: Dataset, shards: Sequence[Shard], labels_are_sound: bool
 ) -> _Content:
     """Checks all shards and, if they are sound, the totals over all of them."""
+    from imagenet_prep.shards.check import size_problems
     from imagenet_prep.shards.difference import wrong_roots
 
+    # No workers are needed, since no file is opened.
+    if config.level == schema.LEVEL_MANIFEST:
+        files = itertools.chain.from_iterable(shard.files for shard in shards)
+        # Ask for all sizes at once: a bucket then lists its folders, instead of each file.
+        sizes = dataset.store.sizes(file.name for file in files)
+        wrong = (size_problems(shard, sizes) for shard in shards)
+        return _Content([*itertools.chain.from_iterable(wrong)], [])
     manifest = dataset.manifest
     decodes = config.level == schema.LEVEL_DECODE
     checks_labels = decodes and labels_are_sound
@@ -193,7 +201,7 @@ def _check_content(
     if is_sound and checks_labels and dataset.placement.nodes == 1:
         problems += _check_class_counts(manifest, reports)
     is_sound = not problems and not unreadable
-    if is_sound and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
+    if is_sound and manifest.has_samples:
         problems += wrong_roots(dataset)
     oriented = sum(report.oriented for report in reports) if decodes else None
     return _Content(problems, unreadable, oriented)

@@ -36,7 +36,8 @@ FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
 # This field in a Parquet file's metadata means that the paths of images are their keys.
 PARQUET_KEYS = "imagenet_prep.keys"
-# The columns of the Parquet files of `export`.
+# The folder and the columns of the Parquet files of `export`.
+PARQUET_FOLDER = "data"
 PARQUET_FIELDS = PARQUET_IMAGE, PARQUET_LABEL = "image", "label"
 # The extensions of an image's files in the tars of `export`.
 WEBDATASET_FIELDS = ("cls", "jpg", "json")

@@ -8,6 +8,7 @@ killed ends when the next run starts.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import re
@@ -53,7 +54,10 @@ AnyContent = TypeVar("AnyContent", covariant=True)
 
 
 class TaskOutput(NamedTuple):
-    """A finished, synced temporary file and its final name, relative to the dataset."""
+    """A finished temporary file and its final name, relative to the dataset.
+
+    The file must be synced, unless it is below `.work` and has a sha256, which the receipt records.
+    """
 
     temporary: Path
     name: str
@@ -70,10 +74,11 @@ class Result(NamedTuple, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Published:
-    """The name and size of a published file, as recorded in a receipt."""
+    """A published file, as recorded in a receipt; `sha256` only if it may not be synced."""
 
     name: str
     num_bytes: int
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class TaskReceipt(_Work, Generic[AnyContent]):
-    """The record of a finished task. It is ignored if one of the `outputs` is missing."""
+    """The record of a finished task. It is ignored if an output is missing or has changed."""
 
     content: AnyContent
 
@@ -127,11 +132,10 @@ class Stage(Generic[AnyTask, AnyContent]):
         return self.own or self.store.local
 
     def clear(self) -> None:
-        """Removes claims and failures of an earlier run on this machine."""
+        """Removes failures of an earlier run on this machine."""
         local = self.local
-        for name in ("failed", "claims"):
-            local.remove_tree(f"{self.folder}/{name}")
-            local.make_folder(f"{self.folder}/{name}")
+        local.remove_tree(f"{self.folder}/failed")
+        local.make_folder(f"{self.folder}/failed")
         local.make_folder(f"{self.folder}/receipts")
         local.write(f"{self.folder}/reserve", bytes(_RESERVE_BYTES))
 
@@ -164,8 +168,16 @@ class Stage(Generic[AnyTask, AnyContent]):
         return {
             task: receipt
             for task, receipt in receipts.items()
-            if all(sizes.get(output.name) == output.num_bytes for output in receipt.outputs)
+            if all(self._is_complete(output, sizes.get(output.name)) for output in receipt.outputs)
         }
+
+    def _is_complete(self, output: Published, num_bytes: int | None) -> bool:
+        # All objects of a bucket are durable. In a folder, a file that was not synced may have its
+        # size after a loss of power, but not its bytes.
+        if num_bytes != output.num_bytes or not output.sha256 or self.store.as_folder is None:
+            return num_bytes == output.num_bytes
+        data = self.store.read(output.name, most=MOST_LIST_BYTES)
+        return hashlib.sha256(data).hexdigest() == output.sha256
 
     def _parse(self, text: bytes) -> TaskReceipt[AnyContent] | None:
         try:
@@ -183,10 +195,15 @@ class Stage(Generic[AnyTask, AnyContent]):
         start = time.time()
         with _named(task):
             content, outputs = self.function(task)
-            published = [Published(file.name, file.temporary.stat().st_size) for file in outputs]
+            published = [self._published(file) for file in outputs]
         seconds = round(time.time() - start, 3)
         worker = f"{_PROCESS}/{threading.current_thread().name}"
         return TaskReceipt(published, round(start, 3), seconds, worker, content), outputs
+
+    def _published(self, output: TaskOutput) -> Published:
+        is_work = output.name.startswith(f"{schema.WORK}/")
+        sha256 = output.sha256 if is_work else None
+        return Published(output.name, output.temporary.stat().st_size, sha256 or "")
 
     def publish(
         self,
@@ -196,16 +213,18 @@ class Stage(Generic[AnyTask, AnyContent]):
     ) -> TaskReceipt[AnyContent]:
         """Publishes the result of `make`; returns the receipt. Calls `check` before every file.
 
-        The receipt is published before its files, so every visible file has a receipt.
+        The receipt is published before its files, so every visible file has a receipt. Receipts and
+        the names of files are not synced: the commit syncs the names. If a loss of power takes away
+        or damages a receipt or a name before, the next run does the task again.
         """
         receipt, outputs = result
         with _named(task), removed_on_failure(*(output.temporary for output in outputs)):
             check()
-            self.store.write(self._receipt(task.name), receipt.dumps())
+            self.store.write(self._receipt(task.name), receipt.dumps(), durable=False)
             for temporary, name, sha256, settle in outputs:
                 if settle is not None:
                     settle()
-                self.store.publish(temporary, name, sha256, check)
+                self.store.publish(temporary, name, sha256, check, durable=False)
         return receipt
 
     def note(self, error: Exception) -> None:
@@ -222,7 +241,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
-            local.write(name, strict_json.dumps(Failure(error, message)))
+            local.write(name, strict_json.dumps(Failure(error, message)), durable=False)
         except (errors.IncompleteError, errors.StoreError):
             # The disk is full or faulty. The reserved file has space for one short record.
             short = strict_json.dumps(Failure(error, message[:900]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import subprocess
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
@@ -90,7 +91,8 @@ class Threads(Started):
     ) -> None:
         limits.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._workers = [pool.submit(run_worker, stage, tasks, lease) for _ in range(count)]
+        take = itertools.count().__next__
+        self._workers = [pool.submit(run_worker, stage, tasks, take, lease) for _ in range(count)]
         pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> bool:
@@ -117,7 +119,7 @@ class Processes(Started):
             open(os.dup(2), "wb") as stderr,
         ):
             pickle.dump((stage, tasks, count, lease), work)
-            work.flush()
+            work.seek(0)
             shared = [stderr.fileno(), limits.begin()]
             argv = children.bound(children.python("-c", _PROGRAM.format(shared)))
             self._processes = [
@@ -145,25 +147,30 @@ def run_process(shared: tuple[int, int]) -> NoReturn:
     """Entry point of a worker process; reads the pickled work from stdin."""
     terminal.say_on(shared[0])
     limits.begin(shared[1])
-    # All workers share the file's position, so use pread. The file is the launching process's own.
+    # All workers share the file's position, which counts the claimed tasks, so use pread. The file
+    # is the launching process's own.
     stage, tasks, count, lease = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
     limits.among_processes(count, 0)
 
     def work() -> int:
-        run_worker(stage, tasks, lease)
+        run_worker(stage, tasks, lambda: os.lseek(0, 1, os.SEEK_CUR) - 1, lease)
         return 0
 
     program.finish(work)
 
 
 def run_worker(
-    stage: Stage[AnyTask, Any], tasks: list[AnyTask], lease: Lease | None = None
+    stage: Stage[AnyTask, Any],
+    tasks: Sequence[AnyTask],
+    take: Callable[[], int],
+    lease: Lease | None = None,
 ) -> None:
     """Claims and runs tasks until none is left; records the error if a task fails.
 
-    With a lease, the worker shares the tasks with all other workers of the lease's job.
+    The workers of this machine share `take`, which returns 0, 1, 2, ... to them. With a lease, the
+    worker shares the tasks with all other workers of the lease's job instead.
     """
-    claimed = lease.claimed(stage, tasks) if lease else _claimed(stage, tasks)
+    claimed = lease.claimed(stage, tasks) if lease else _claimed(tasks, take)
     check = lease.check if lease else unchecked
     try:
         with contextlib.closing(claimed):
@@ -225,11 +232,12 @@ def _together(failures: Sequence[BaseException]) -> BaseException:
     return BaseExceptionGroup("a task failed, and the task before it failed too", failures)
 
 
-def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Generator[AnyTask, None, None]:
+def _claimed(tasks: Sequence[AnyTask], take: Callable[[], int]) -> Generator[AnyTask, None, None]:
     """Claims and yields tasks until the workers of this machine have claimed all tasks."""
-    for task in tasks:
-        if stage.local.try_create(f"{stage.folder}/claims/{task.name}"):
-            yield task
+    number = take()
+    while number < len(tasks):
+        yield tasks[number]
+        number = take()
 
 
 def _until_stopped(stage: Stage[AnyTask, Any], claimed: Iterable[AnyTask]) -> Iterator[AnyTask]:

@@ -201,6 +201,8 @@ def run(job: ExportJob) -> Json:
         )
         if tree is not None:
             tree.show()
+        elif store.as_folder:
+            store.as_folder.settle()
         written: dict[str, list[Written]] = {}
         for part, receipt in zip(parts, receipts, strict=True):
             written.setdefault(part.split, []).append(receipt.content)

@@ -173,14 +173,14 @@ def _check_shard(
     table_path = out.temporary()
     index_path = out.temporary()
     with removed_on_failure(table_path, index_path), storage_errors("write", table_path):
-        with new_file(table_path) as file, contextlib.suppress(GivenUpError):
+        with new_file(table_path, durable=False) as file, contextlib.suppress(GivenUpError):
             table = SamplesWriter(file)
             for record, sample in shard_files.check(store, shard, look, problems.add, [sha256]):
                 size = len(record.payload) + record_files.FRAMING_BYTES
                 lines.append(record_files.index_line(record.offset, size))
                 table.append(sample)
         index = "".join(lines).encode()
-        with new_file(index_path) as file:
+        with new_file(index_path, durable=False) as file:
             file.write(index)
     checked = CheckedShard(
         shard=shard.name,

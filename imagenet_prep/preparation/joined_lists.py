@@ -25,12 +25,12 @@ from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.member import Boxes, Member, damaged_list, parse_members
-from imagenet_prep.preparation.tasks import entries_name, member_list
+from imagenet_prep.preparation.tasks import entries_name, member_list, unsynced
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import Array
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.local_file import new_file, storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.store import Store
 
 
@@ -80,10 +80,8 @@ def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[Re
     read = boxes.read(task)
     outputs = []
     for group, lines in read.lines.items():
-        temporary = store.temporary()
-        with storage_errors("write", temporary), new_file(temporary) as file:
-            file.write(lines)
-        outputs.append(engine.TaskOutput(temporary, _list_name(folder, task.split, group)))
+        name = _list_name(folder, task.split, group)
+        outputs.append(unsynced(store.temporary(), name, [lines]))
     return engine.Result(ReadBoxes(read.images, read.boxes, read.dropped), tuple(outputs))
 
 

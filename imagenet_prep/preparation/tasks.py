@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,15 +94,13 @@ class IndexWork:
         temporary = self.store.temporary()
         entries = self.store.temporary()
         unfinished = [temporary, entries, *(output.temporary for output in outputs)]
-        with removed_on_failure(*unfinished), storage_errors("write", temporary):
-            with new_file(temporary) as file:
-                line_bytes = [file.write(dump_member(member)) for member in members]
-            with new_file(entries) as file:
-                rows = plan.entries(members, line_bytes, self.seed, ranked=self.ranked)
-                file.write(rows.tobytes())
-        outputs.append(TaskOutput(entries, entries_name(self.folder, task)))
+        lines = [*map(dump_member, members)]
+        with removed_on_failure(*unfinished):
+            listed = unsynced(temporary, member_list(self.folder, task), lines)
+            rows = plan.entries(members, [*map(len, lines)], self.seed, ranked=self.ranked)
+            packed = unsynced(entries, entries_name(self.folder, task), [rows.tobytes()])
         # The list is published last: if it exists, its entries and images exist too.
-        outputs.append(TaskOutput(temporary, member_list(self.folder, task)))
+        outputs += [packed, listed]
         return Result(ListedCounts(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
@@ -127,6 +126,16 @@ class IndexWork:
                     members.append(Member(key, task.name, offset, len(data), class_index))
                 del data  # its memory is needed for the next image
         return sorted_by_key(members, task.part)
+
+
+def unsynced(temporary: Path, name: str, parts: Iterable[bytes | bytearray]) -> TaskOutput:
+    """Writes a work file that can be made again, without syncing it."""
+    digest = hashlib.sha256()
+    with storage_errors("write", temporary), new_file(temporary, durable=False) as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+    return TaskOutput(temporary, name, digest.hexdigest())
 
 
 def member_list(folder: str, task: IndexTask) -> str:
@@ -192,6 +201,10 @@ class WriteWork:
     label_offset: int
     fail_on_bad_image: bool  # fail if `transform` raises BadImageError, or quarantine the image
 
+    @cached_property
+    def _class_names(self) -> tuple[tuple[str, str], ...]:
+        return tuple(zip(self.classes.wnids, self.classes.words, strict=True))
+
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.StoredRecord]
     ) -> Result[writer.WrittenShard]:
@@ -201,7 +214,7 @@ class WriteWork:
             name,
             images,
             transform=self.transform,
-            classes=tuple(zip(self.classes.wnids, self.classes.words, strict=True)),
+            classes=self._class_names,
             label_offset=self.label_offset,
             fail_on_bad_image=self.fail_on_bad_image,
             shard_path=shard,

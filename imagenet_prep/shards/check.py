@@ -34,7 +34,7 @@ class Expectation:
     """
 
     store: Readable
-    level: str  # one of `schema.LEVELS`
+    level: str  # schema.LEVEL_CRC or LEVEL_DECODE
     wnids: Sequence[str]
     label_offset: int
     name_of_sha256: dict[str, str]
@@ -63,17 +63,27 @@ class Report:
     oriented: int = 0
 
 
+def size_problems(shard: Shard, sizes: Mapping[str, int]) -> list[str]:
+    """Returns a sentence for each file of a shard that is missing or has the wrong size.
+
+    `sizes` has the sizes of the existing files, by name.
+    """
+    problems = []
+    for file in reversed(shard.files):
+        size = sizes.get(file.name)
+        if size is None:
+            problems.append(f"{file.name}: missing")
+        elif size != file.num_bytes:
+            problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
+    return problems
+
+
 def check_shard(shard: Shard, expectation: Expectation) -> Report:
     """Checks a shard, its index and its table of samples; returns the problems and the counts."""
     report = Report(shard.name, shard.examples)
     sizes = expectation.store.sizes(file.name for file in shard.files)
-    for file in reversed(shard.files):
-        size = sizes.get(file.name)
-        if size is None:
-            report.problems.append(f"{file.name}: missing")
-        elif size != file.num_bytes:
-            report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-    if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
+    report.problems += size_problems(shard, sizes)
+    if len(sizes) < len(shard.files):
         return report
     store = expectation.store
     report.num_bytes = sum(sizes.values())

@@ -210,6 +210,8 @@ def publish(
             for name, data in sorted(contents.items())
         ],
     )
+    if store.as_folder:
+        store.as_folder.settle()
     store.verify_published(manifest.files_of(splits)[len(manifest.files) :])
     # Of the processes that share a run, a slow one may publish the same manifest again.
     if replaced and replaced.digest != manifest.digest:

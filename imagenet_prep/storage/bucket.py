@@ -279,7 +279,13 @@ class BucketStore(RemoteFolder):
         return scratch.process_folder() / uuid.uuid4().hex
 
     def publish(
-        self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
+        self,
+        temporary: Path,
+        name: str,
+        sha256: str | None = None,
+        check: Check = unchecked,
+        *,
+        durable: bool = True,  # noqa: ARG002 - all objects are
     ) -> None:
         """Uploads a temporary file as `name`, and removes the file even on failure."""
         try:
@@ -327,7 +333,7 @@ class BucketStore(RemoteFolder):
                 return
             self._wait(budget, file, problem)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:  # noqa: ARG002
         self.put(_file(name, data), partial(io.BytesIO, data))
 
     def write_if_absent(self, name: str, data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import shutil
@@ -23,6 +24,7 @@ from imagenet_prep.core.small_files import MOST_BYTES, fsync_folder
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.local_file import (
+    OpenFolder,
     ReadableFile,
     folder_inside,
     locked,
@@ -51,6 +53,10 @@ _BUSY = ".nfs"
 # For file systems that do not report their size.
 UNKNOWN_BYTES = 1 << 62
 _LOCK = f"{schema.WORK}/lock"
+# Folders in which tasks publish files.
+_PUBLISHED = (*schema.BESIDE, schema.PARQUET_FOLDER)
+# Number of folders that a store keeps open: a stage of work uses seven.
+_MOST_OPENED = 16
 # Errors that mean the folder is missing, unreadable, or read-only.
 _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS)
 
@@ -66,6 +72,28 @@ class LocalStore:
         """Creates nothing on the disk. `called` replaces `root` in messages."""
         self.root = root
         self._called = called or str(root)
+        # By name, and whether it may be written to.
+        self._opened: dict[tuple[str, bool], OpenFolder] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A descriptor is only valid in its process.
+        return {**vars(self), "_opened": {}}
+
+    def _folder(self, name: str, *, make: bool = False) -> OpenFolder:
+        """Opens a folder as `folder_inside` does, and keeps it open for the next call.
+
+        Every call looks at the path again, so a folder that was replaced is opened again, and a
+        planted link is refused.
+        """
+        folder = self._opened.get((name, make))
+        if folder is None or not folder.is_there():
+            if make:
+                self._refuse_foreign_work()
+            folder = OpenFolder(self.root, name, make=make)
+            if len(self._opened) >= _MOST_OPENED:
+                self._opened.clear()
+            self._opened[name, make] = folder
+        return folder
 
     @property
     def local(self) -> LocalStore:
@@ -79,16 +107,17 @@ class LocalStore:
 
     def path(self, name: str = "") -> Path:
         """Returns the path of the file `name` of the dataset; "" is the folder itself."""
-        return self.root / local_file.require_inside(name) if name else self.root
+        return _path(self.root, name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work` or `columns`; returns a descriptor for the caller to close."""
         # A dataset from elsewhere may contain anything: follow no link, open only regular files.
-        local_file.require_inside(name)
+        self.path(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
         # Opening a pipe would block forever.
-        descriptor = local_file.open_inside(self.root, name, flags | os.O_NONBLOCK)
+        folder = self._folder(name.rpartition("/")[0])
+        descriptor = local_file.open_inside(self.root, name, flags | os.O_NONBLOCK, folder)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise local_file.refusal(self.root, name)
@@ -97,16 +126,18 @@ class LocalStore:
     def make_folder(self, name: str) -> None:
         """Makes a folder and its missing parents."""
         with storage_errors("create", self.path(name)):
-            self._refuse_foreign_work()
-            with local_file.folder_inside(self.root, name, make=True):
-                pass
+            self._folder(name, make=True)
 
     def size(self, name: str) -> int | None:
         """Returns the size of a published file in bytes, or None if it does not exist."""
         path = self.path(name)
         with storage_errors("look at", path):
             try:
-                status = local_file.stat_inside(self.root, name) if _is_ours(name) else path.stat()
+                if _is_ours(name):
+                    folder = self._folder(name.rpartition("/")[0])
+                    status = local_file.stat_inside(self.root, name, folder)
+                else:
+                    status = path.stat()
             except OSError as error:
                 # A link may be broken or circular.
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -161,7 +192,10 @@ class LocalStore:
                 if top in schema.BESIDE:
                     local_file.refuse_other_kinds(self.root, top)
                 if _is_ours(folder):
-                    place = opened.enter_context(local_file.folder_inside(self.root, folder))
+                    place = opened.enter_context(self._folder(folder))
+                    # A new descriptor, because a listing moves the position of its descriptor.
+                    place = os.open(".", local_file.FOLDER, dir_fd=place)
+                    opened.callback(os.close, place)
                 listed = opened.enter_context(os.scandir(place))
                 entries = (entry for entry in listed if not entry.name.startswith(_BUSY))
             yield entries
@@ -224,7 +258,7 @@ class LocalStore:
     def temporary(self) -> Path:
         """Returns an unused path on the same file system for `publish` to rename."""
         self.make_folder(TEMPORARY)
-        return self.path(f"{TEMPORARY}/{uuid.uuid4().hex}")
+        return self.path(TEMPORARY) / uuid.uuid4().hex
 
     def publish(
         self,
@@ -232,17 +266,20 @@ class LocalStore:
         name: str,
         sha256: str | None = None,  # noqa: ARG002
         check: Check = unchecked,
+        *,
+        durable: bool = True,
     ) -> None:
-        """Makes a synced temporary file visible as `name`, replacing an existing file."""
+        """Makes a temporary file visible as `name`, replacing an existing file."""
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
-            local_file.folder_inside(self.root, folder, make=True) as place,
+            self._folder(folder, make=True) as place,
         ):
             # Check as late as possible: a newer run may have started during the write.
             check()
             os.replace(temporary, file, dst_dir_fd=place)
-            fsync_folder(place)
+            if durable:
+                fsync_folder(place)
 
     def adopt_files(
         self, source: object, files: Iterable[DatasetFile], stats: Mapping[str, Stat] | None = None
@@ -261,7 +298,7 @@ class LocalStore:
         for folder, folder_files in by_folder.items():
             with (
                 storage_errors("link files to", self.path(folder)),
-                local_file.folder_inside(self.root, folder, make=True) as place,
+                self._folder(folder, make=True) as place,
             ):
                 for file in folder_files:
                     temporary = self.temporary()
@@ -279,8 +316,8 @@ class LocalStore:
         target = self.path(after)
         with (
             storage_errors("rename", source),
-            local_file.folder_inside(self.root, before.rpartition("/")[0]) as old,
-            local_file.folder_inside(self.root, after.rpartition("/")[0]) as new,
+            self._folder(before.rpartition("/")[0]) as old,
+            self._folder(after.rpartition("/")[0]) as new,
         ):
             os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
             # Sync the new name first: after a crash, at least one of the two names exists.
@@ -297,20 +334,20 @@ class LocalStore:
             with (
                 storage_errors("remove", self.path(folder) / files[0]),
                 contextlib.suppress(FileNotFoundError),
-                local_file.folder_inside(self.root, folder) as place,
+                self._folder(folder) as place,
             ):
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(file, dir_fd=place)
                 fsync_folder(place)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Writes a complete small file atomically and durably."""
+    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Writes a complete small file atomically."""
         temporary = self.temporary()
         with storage_errors("write", self.path(name)), removed_on_failure(temporary):
-            with new_file(temporary) as file:
+            with new_file(temporary, durable=durable) as file:
                 file.write(data)
-            self.publish(temporary, name)
+            self.publish(temporary, name, durable=durable)
 
     def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Writes a small file. The caller must hold the lock and know that no such file exists."""
@@ -346,10 +383,12 @@ class LocalStore:
         folder, _, last = name.rpartition("/")
         with storage_errors("remove", self.path(name)):
             self._refuse_foreign_work()
+            # On NFS, a new folder may have the inode number of a removed one that is still open.
+            self._opened.clear()
             with contextlib.suppress(FileNotFoundError):
                 with local_file.folder_inside(self.root, name):
                     pass  # it is a folder, not a link
-                with local_file.folder_inside(self.root, folder) as place:
+                with self._folder(folder) as place:
                     shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
                     fsync_folder(place)
 
@@ -395,9 +434,9 @@ class LocalStore:
                     self.remove_tree(TEMPORARY)
 
     def settle(self) -> None:
-        """Syncs the names of files that a killed run may have renamed without syncing."""
-        # This run treats these files as finished, but a crash could still undo their renaming.
-        for folder in (self.root.parent, self.root, *(self.root / name for name in schema.BESIDE)):
+        """Syncs the names of files that tasks of this run or of a killed one have published."""
+        # Without this sync, a crash could still undo their renaming.
+        for folder in (self.root.parent, self.root, *(self.root / name for name in _PUBLISHED)):
             with storage_errors("sync", folder):
                 try:
                     local_file.sync_folder(folder)
@@ -424,6 +463,12 @@ class LocalStore:
                 f"{path} belongs to a different user (UID {status.st_uid}), so its files cannot be "
                 "trusted. Remove it, or make it yours (chown), then run the same command again."
             )
+
+
+# A task uses the same few names several times.
+@functools.lru_cache(1024)
+def _path(root: Path, name: str) -> Path:
+    return root / local_file.require_inside(name)
 
 
 def free_bytes(folder: Path) -> int:

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import mmap
@@ -21,9 +22,11 @@ import os
 import resource
 import stat
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import (
@@ -36,6 +39,9 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.small_files import UNSUPPORTED, FileKind, fsync_folder
 from imagenet_prep.dataset import schema
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 # A wrong path, or a wrong size or offset in a file, can cause these errors.
 _CAUSED_BY_INPUT = (
@@ -114,7 +120,7 @@ def removed_on_failure(*paths: Path) -> Iterator[None]:
         raise
 
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def require_inside(name: str) -> str:
@@ -128,17 +134,20 @@ def require_inside(name: str) -> str:
         ) from None
 
 
-def open_inside(root: Path, name: str, flags: int) -> int:
-    """Opens a file; only `root` may be a link. The caller closes the returned descriptor."""
+def open_inside(root: Path, name: str, flags: int, opened: OpenFolder | None = None) -> int:
+    """Opens a file; only `root` may be a link. The caller closes the returned descriptor.
+
+    `opened` is the folder of the file, if the caller has opened it.
+    """
     folder, _, file = schema.require_relative_name(name).rpartition("/")
-    with folder_inside(root, folder) as place, _links_refused(root, name):
+    with opened or folder_inside(root, folder) as place, _links_refused(root, name):
         return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
 
 
-def stat_inside(root: Path, name: str) -> os.stat_result:
-    """Returns the stat result of a file or folder below `root`."""
+def stat_inside(root: Path, name: str, opened: OpenFolder | None = None) -> os.stat_result:
+    """Returns the stat result of a file or folder below `root`; `opened` as for `open_inside`."""
     folder, _, file = schema.require_relative_name(name).rpartition("/")
-    with folder_inside(root, folder) as place:
+    with opened or folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         raise refusal(root, name)
@@ -158,7 +167,7 @@ def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator
     parts = schema.require_relative_name(name).split("/") if name else []
     if make:
         _make_durably(root)
-    place = os.open(root, _FOLDER)
+    place = os.open(root, FOLDER)
     try:
         for part in parts:
             with _links_refused(root, name):
@@ -169,6 +178,37 @@ def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator
         yield place
     finally:
         os.close(place)
+
+
+class OpenFolder:
+    """A folder below `root` that stays open until the last reference to this object is gone.
+
+    An open folder cannot become a link, so only its opening has to refuse links. Several threads
+    may use the descriptor at the same time, but not to list the folder: they share its position.
+    """
+
+    def __init__(self, root: Path, name: str, *, make: bool) -> None:
+        """Opens the folder as `folder_inside` does."""
+        self._path = root / name
+        with folder_inside(root, name, make=make) as place:
+            self._status = os.fstat(place)
+            self._descriptor = os.dup(place)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __enter__(self) -> int:
+        """Returns the `dir_fd`, which is valid in the block."""
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        """Closes nothing: other blocks may use the folder."""
+
+    def is_there(self) -> bool:
+        """Returns whether the folder was not removed, renamed or replaced, and is no link."""
+        try:
+            status = self._path.lstat()
+        except OSError:
+            return False
+        return os.path.samestat(status, self._status)
 
 
 def is_only_ours(status: os.stat_result) -> bool:
@@ -187,7 +227,7 @@ def refusal(root: Path, name: str = "") -> StoreError | DataDamagedError:
 
 def _open_folder(place: int, part: str, *, make: bool) -> int:
     try:
-        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+        return os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=place)
     except FileNotFoundError:
         if not make:
             raise
@@ -195,7 +235,7 @@ def _open_folder(place: int, part: str, *, make: bool) -> int:
         os.mkdir(part, dir_fd=place)
     # Without this sync, a crash could remove the folder and the synced files in it.
     fsync_folder(place)
-    return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+    return os.open(part, FOLDER | os.O_NOFOLLOW, dir_fd=place)
 
 
 def _make_durably(folder: Path) -> None:
@@ -329,12 +369,13 @@ def allow_open_files(count: int) -> int:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file for writing, and syncs it on exit."""
+def new_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yields a new file for writing; if `durable`, syncs it on exit."""
     with open(path, "xb", buffering=1 << 20) as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -396,9 +437,6 @@ class LargeFile:
     """
 
     def __init__(self, path: Path) -> None:
-        # Verbs that write no large file start a tenth faster without this import.
-        from concurrent.futures import ThreadPoolExecutor
-
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             self._descriptor = os.open(path, flags | os.O_DIRECT, 0o644)
@@ -409,10 +447,9 @@ class LargeFile:
             self._descriptor = os.open(path, flags, 0o644)
         # One buffer is filled while the other is hashed and written.
         self._buffer = _buffer()
-        self._spare = _buffer()
         self._filled = 0
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
-        self._writing = self._writer.submit(lambda: None)
+        # None for a file of less than one buffer, which needs no thread.
+        self._writing: Future[None] | None = None
         self._hash = hashlib.sha256()
         self.num_bytes = 0
         self.sha256 = ""
@@ -425,7 +462,8 @@ class LargeFile:
             if kind is None:
                 self._finish()
         finally:
-            self._writer.shutdown()
+            if self._writing is not None:
+                self._writing.exception()
             os.close(self._descriptor)
 
     def append(self, part: bytes) -> None:
@@ -438,9 +476,10 @@ class LargeFile:
             self._buffer[self._filled : after] = part[start:stop]
             self._filled, start = after, stop
             if self._filled == _LARGE_WRITE_BYTES:
-                self._writing.result()
-                self._writing = self._writer.submit(self._write, self._buffer, self._filled)
-                self._buffer, self._spare = self._spare, self._buffer
+                if self._writing is not None:
+                    self._writing.result()
+                self._writing = _writers().submit(self._write, self._buffer, self._filled)
+                self._buffer = _buffer()
                 self._filled = 0
 
     def _write(self, buffer: mmap.mmap, size: int) -> None:
@@ -455,9 +494,11 @@ class LargeFile:
                         # Some file systems refuse O_DIRECT only here, or for an unaligned end.
                         if error.errno != errno.EINVAL or not self._use_cache():
                             raise
+        _free_buffers.append(buffer)
 
     def _finish(self) -> None:
-        self._writing.result()
+        if self._writing is not None:
+            self._writing.result()
         # The last bytes do not fill a block, as O_DIRECT requires.
         self._use_cache()
         self._write(self._buffer, self._filled)
@@ -472,8 +513,24 @@ class LargeFile:
         return bool(flags & os.O_DIRECT)
 
 
+@functools.cache
+def _writers() -> ThreadPoolExecutor:
+    """Returns the threads that write large files, each for one file at a time."""
+    # Verbs that write no large file start a tenth faster without this import.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(thread_name_prefix="write")
+
+
+# Buffers of finished files: the kernel clears the pages of a new one, which takes longer than all
+# other work on a shard of a few kilobytes.
+_free_buffers: deque[mmap.mmap] = deque(maxlen=4)
+
+
 def _buffer() -> mmap.mmap:
     """Returns a page-aligned mapping, as O_DIRECT requires, in huge pages if possible."""
+    with contextlib.suppress(IndexError):
+        return _free_buffers.pop()
     # With 4 kB pages, the 2,000 page faults of a shard's buffers take as long as hashing 10 MB.
     buffer = mmap.mmap(-1, _LARGE_WRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel may not support this

@@ -292,7 +292,7 @@ class RemoteFolder(ABC):
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        sizes = {name: self.size(name) for name in names}
+        sizes = {name: size.result() for name, size in prefetch(self.size, names)}
         return {name: size for name, size in sizes.items() if size is not None}
 
     def chunks(

@@ -101,9 +101,18 @@ class Store(Readable, Protocol):
         """Returns an unused path for `publish`."""
 
     def publish(
-        self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
+        self,
+        temporary: Path,
+        name: str,
+        sha256: str | None = None,
+        check: Check = unchecked,
+        *,
+        durable: bool = True,
     ) -> None:
-        """Makes a synced temporary file visible as `name`; calls `check` before each attempt."""
+        """Makes a temporary file visible as `name`; calls `check` before each attempt.
+
+        In a folder, a loss of power may take the name away until `settle`, unless it is `durable`.
+        """
 
     def adopt_files(
         self, source: object, files: Iterable[DatasetFile], stats: Mapping[str, Stat] | None = None
@@ -115,8 +124,11 @@ class Store(Readable, Protocol):
         UsageError if `source` is a different kind of store.
         """
 
-    def write(self, name: str, data: bytes) -> None:
-        """Publishes a complete small file."""
+    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Publishes a complete small file.
+
+        In a folder, after a loss of power, a file that is not `durable` may be missing or damaged.
+        """
 
     def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Publishes a small file unless it exists; returns the content that it now has."""

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from imagenet_prep import verify
-from imagenet_prep.core.errors import StoreError
-from imagenet_prep.dataset import example, manifest, record_files
+from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.dataset import example, manifest, record_files, schema
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import disk, flip_bit, remount
 from tests.kit.messages import says, wording
+from tests.kit.opens import opens
+from tests.kit.replicas import make_dataset
 from tests.kit.system import System
 from tests.kit.tfrecords import framed
 
@@ -363,6 +365,25 @@ def test_foreign_verification_result_is_ignored(prepared: Path, content: bytes |
 
     assert result.code == 0, result
     assert not says("not-modified-since-last-verification").search(result.out)
+
+
+@pytest.mark.parametrize("flags", [(), ("--", "--runner=NoSuchRunner")], ids=" ".join)
+def test_level_manifest_opens_nothing_per_shard(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """No worker is started, also with options for Beam, and no receipt is written."""
+    number = opens()
+    opened = []
+    for shards in (2, 9):
+        root = tmp_path / str(shards)
+        make_dataset(root, shards=shards, shard_bytes=100)
+        for _ in range(2):  # the first run imports modules
+            before = number()
+            assert verify.run([str(root), "--level", "manifest", *flags]) == 0
+        opened.append(number() - before)
+    assert opened[0] == opened[1]
+    (root / "index" / schema.shard_name("train", 7, 9)).write_bytes(b"")
+    (root / schema.shard_name("train", 8, 9)).unlink()
+    with pytest.raises(DataDamagedError, match="2 problems"):
+        verify.run([str(root), "--level", "manifest", *flags])
 
 
 def test_missing_and_additional_shards_are_found_without_reading(prepared: Path) -> None:

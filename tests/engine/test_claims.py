@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import random
 import socket
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -85,21 +87,27 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
 TASKS = [Task("a"), Task("b"), Task("c")]
 
 
+def first() -> Callable[[], int]:
+    """Returns the counter of claims of a worker that is alone."""
+    return itertools.count().__next__
+
+
 def test_task_is_done_only_if_it_is_unclaimed(
     stage: Stage,
 ) -> None:
     stage.clear()
-    assert stage.store.local.try_create(f"{stage.folder}/claims/b")
-    run_worker(stage, TASKS)
-    assert set(stage.receipts("abc")) == {"a", "c"}
+    take = itertools.count().__next__
+    assert take() == 0  # a different worker has the first task
+    run_worker(stage, TASKS, take)
+    assert set(stage.receipts("abc")) == {"b", "c"}
     assert [name for name in stage.store.list_folder() if name.endswith("bin")] == [
-        "a.bin",
+        "b.bin",
         "c.bin",
     ]
 
     # The next run ignores this claim.
     stage.clear()
-    run_worker(stage, [Task("b")])
+    run_worker(stage, [Task("a")], first())
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
@@ -167,7 +175,7 @@ def test_receipt_counts_only_with_its_complete_files(
     stage: Stage,
 ) -> None:
     stage.clear()
-    run_worker(stage, TASKS)
+    run_worker(stage, TASKS, first())
     (stage.store.local.root.parent / "set" / "a.bin").unlink()
     (stage.store.local.root.parent / "set" / "b.bin").write_bytes(b"cont")
     assert set(stage.receipts("abc")) == {"c"}
@@ -175,7 +183,7 @@ def test_receipt_counts_only_with_its_complete_files(
 
 def test_workers_take_no_tasks_after_a_failure(stage: Stage) -> None:
     stage.clear()
-    run_worker(stage, [Task("a"), Task("bad"), Task("b"), Task("c")])
+    run_worker(stage, [Task("a"), Task("bad"), Task("b"), Task("c")], first())
     # While one is uploaded, the next may be in work.
     assert "a" in stage.receipts("abc")
     assert "c" not in stage.receipts("abc")
@@ -194,11 +202,11 @@ def test_failed_publication_is_a_failure_of_the_task(
     monkeypatch.setattr(
         type(stage.store),
         "publish",
-        lambda self, path, name, *more: (
-            refuse() if name.endswith(".bin") else written(self, path, name, *more)
+        lambda self, path, name, *more, durable: (
+            refuse() if name.endswith(".bin") else written(self, path, name, *more, durable=durable)
         ),
     )
-    run_worker(stage, TASKS)
+    run_worker(stage, TASKS, first())
     with pytest.raises(StoreError, match="the store refuses"):
         stage.raise_failure()
     assert list(stage.store.local.path(TEMPORARY).iterdir()) == []
@@ -252,7 +260,7 @@ def test_bug_is_reported_together_with_a_failing_disk(
         raise StoreError("the disk failed")
 
     monkeypatch.setattr(type(stage), "publish", fail)
-    run_worker(stage, TASKS)
+    run_worker(stage, TASKS, first())
 
     with pytest.raises(RuntimeError, match=r"(?s)StoreError: the disk failed.*KeyError: 'nobody"):
         stage.raise_failure()
@@ -265,7 +273,7 @@ def test_system_error_of_a_task_is_no_bug(tmp_path: Path, code: int, kind: type[
     refused = OSError(code, os.strerror(code), "/data/file")
     stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), Failing({"a": refused}), Made)
     stage.clear()
-    run_worker(stage, TASKS)
+    run_worker(stage, TASKS, first())
 
     with pytest.raises(kind, match=f"^cannot use /data/file: {os.strerror(code)}"):
         stage.raise_failure()
@@ -285,18 +293,17 @@ def test_failure_that_cannot_be_stored_is_raised(
 ) -> None:
     stage.clear()
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise StoreError("the disk fails")
 
     monkeypatch.setattr(LocalStore, "write", fail)
-    run_worker(stage, [Task("bad")])
+    run_worker(stage, [Task("bad")], first())
     with pytest.raises(SourceError, match="the archive is damaged"):
         stage.raise_failure()  # its record has a file that was created beforehand
-    for folder in ("failed", "claims"):
-        stage.store.local.remove_tree(f"{stage.folder}/{folder}")
-        stage.store.local.make_folder(f"{stage.folder}/{folder}")
+    stage.store.local.remove_tree(f"{stage.folder}/failed")
+    stage.store.local.make_folder(f"{stage.folder}/failed")
     with pytest.raises(SourceError, match="the archive is damaged"):
-        run_worker(stage, [Task("bad")])
+        run_worker(stage, [Task("bad")], first())
 
 
 @pytest.mark.beam
@@ -360,8 +367,8 @@ def test_replaced_worker_publishes_no_further_file(
     publish = stage.publish
     write = type(stage.store).write
 
-    def taken_over(store: LocalStore, name: str, data: bytes) -> None:
-        write(store, name, data)
+    def taken_over(store: LocalStore, name: str, data: bytes, *, durable: bool = True) -> None:
+        write(store, name, data, durable=durable)
         if name.endswith("/a.json"):
             Lease.acquire(store)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -94,7 +95,7 @@ def test_failure_is_raised_and_damaged_record_named(tmp_path: Path) -> None:
 
     work = stage(tmp_path, fail)
     work.clear()
-    run_worker(work, [Task("one")])
+    run_worker(work, [Task("one")], itertools.count().__next__)
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         work.raise_failure()
     (note,) = tmp_path.rglob("failed/*")

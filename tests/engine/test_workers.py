@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -107,9 +109,9 @@ def test_failure_keeps_its_class_and_bug_its_traceback(stage: Stage, kind: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_failed_worker_stores_its_error(stage: Stage, kind: str) -> None:
     stage.clear()
-    claims = stage.store.local.path(f"{stage.folder}/claims")
-    claims.rmdir()
-    claims.symlink_to("/")
+    receipts = stage.store.local.path(f"{stage.folder}/receipts")
+    receipts.rmdir()
+    receipts.symlink_to("/")
     count = 2
     start = Threads if kind == engine.THREADS else Processes
     with start(stage, [Task("a"), Task("b")], count) as workers:
@@ -117,6 +119,28 @@ def test_failed_worker_stores_its_error(stage: Stage, kind: str) -> None:
             pass
     with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         stage.raise_failure()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Leaves a file for each call."""
+
+    root: Path
+
+    def __call__(self, task: Task) -> engine.Result[Made]:
+        (self.root / f"{task.name} {uuid.uuid4().hex}").touch()
+        return engine.Result(Made(os.getpid(), task.name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_task_is_done_twice(tmp_path: Path, kind: str) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    names = [str(number) for number in range(40)]
+    counted = engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), Marks(made), Made)
+    run(counted, kind, *names, num=3)
+
+    assert sorted(path.name.split()[0] for path in made.iterdir()) == sorted(names)
 
 
 def test_dead_worker_ends_the_run_with_results_kept(
@@ -243,7 +267,8 @@ def test_each_task_is_done_by_one_worker(stage: Stage, tmp_path: Path) -> None:
     stage = engine.Stage(stage.name, stage.digest, stage.store, Counts(tmp_path), Made)
     stage.clear()
     tasks = [Task(str(number)) for number in range(200)]
-    threads = [threading.Thread(target=run_worker, args=(stage, tasks)) for _ in range(4)]
+    take = itertools.count().__next__
+    threads = [threading.Thread(target=run_worker, args=(stage, tasks, take)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -8,11 +8,12 @@ import tarfile
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from imagenet_prep.dataset import record_files
 from imagenet_prep.exporting.examples import Example, ExportPart, Written
-from imagenet_prep.exporting.formats import Tfds, WebDatasetFormat
+from imagenet_prep.exporting.formats import Tfds, WebDatasetFormat, sample_key
 
 WNIDS = ("n00000001", "n00000002")
 
@@ -32,6 +33,31 @@ def test_tars_end_with_a_complete_record(count: int, num_bytes: int) -> None:
     assert len(data) % tarfile.RECORDSIZE == 0
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         assert len(tar.getnames()) == 3 * count
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, 8**6 - 1])
+# A header has names of up to 100 bytes: longer ones are stored in another way.
+@pytest.mark.parametrize(
+    ("letter", "count"), [("x", 1), ("x", 92), ("x", 93), ("x", 94), ("ö", 46), ("ö", 47)]
+)
+def test_tars_equal_those_of_pythons_tarfile(letter: str, count: int, num_bytes: int) -> None:
+    key = f"n1/{letter * count}.JPEG"
+    example = examples(1, num_bytes)[0]._replace(key=key, rows={"a": np.arange(num_bytes % 99)})
+    (sample, _) = WebDatasetFormat(()).pieces(ExportPart("train", 0, 1, range(1)), [example])
+    files = io.BytesIO(sample.data)
+    expected = io.BytesIO()
+    with (
+        tarfile.open(fileobj=files, format=tarfile.GNU_FORMAT) as tar,
+        tarfile.open(fileobj=expected, mode="w", format=tarfile.GNU_FORMAT) as again,
+    ):
+        for found in tar:
+            member = tarfile.TarInfo(found.name)
+            member.size = found.size
+            again.addfile(member, tar.extractfile(found))
+        assert tar.getnames()[1:3] == [f"{sample_key(key)}.jpg", f"{sample_key(key)}.json"]
+        assert tar.getmember(f"{sample_key(key)}.jpg").size == num_bytes
+
+    assert expected.getvalue().startswith(sample.data)
 
 
 def test_tfds_counts_the_bytes_without_frames() -> None:

@@ -554,12 +554,12 @@ def test_manifest_and_small_files_always_agree(
     changes = 0
     at = 0
 
-    def killed(store: LocalStore, *given: Any) -> None:
+    def killed(store: LocalStore, *given: Any, **options: Any) -> None:
         nonlocal changes
         changes += 1
         if changes == at:
             raise KeyboardInterrupt
-        publish(store, *given)
+        publish(store, *given, **options)
         if (store.root / schema.MANIFEST).exists():
             there = load(store.root)
             for file in there.files:

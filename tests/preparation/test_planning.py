@@ -44,6 +44,7 @@ from tests.kit import layouts, plan_model
 from tests.kit.limits import Limits
 from tests.kit.listed import CLASSES, WORKERS, ListSource, MixedListSource, excluding, selection
 from tests.kit.messages import says
+from tests.kit.receipts import plant_hashes
 
 PARTS = (SourcePart("train.tar", 90, 1),)
 
@@ -483,6 +484,19 @@ def lists_of(wanted: Selection, store: LocalStore) -> tuple[Path, Path]:
     return folder / f"{task}.jsonl", folder / f"{task}.entries"
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "entries"])
+def test_list_that_changed_is_made_again(tmp_path: Path, ending: str) -> None:
+    """After a loss of power, a list that was not synced may have its size, but not its bytes."""
+    wanted = selection(source=ListSource(CLASSES, PARTS))
+    store = LocalStore(tmp_path)
+    (lost,) = (path for path in lists_of(wanted, store) if path.name.endswith(ending))
+    expected = lost.read_bytes()
+    lost.write_bytes(bytes(len(expected)))
+    take_inventory(wanted, store, WORKERS, quiet=True)
+
+    assert lost.read_bytes() == expected
+
+
 @pytest.mark.parametrize("source", [ListSource, MixedListSource])
 def test_list_with_a_changed_class_is_damaged(source: type[ListSource], tmp_path: Path) -> None:
     """The image would be written with the label of this class."""
@@ -492,6 +506,7 @@ def test_list_with_a_changed_class_is_damaged(source: type[ListSource], tmp_path
     data = lines.read_bytes()
     assert data.count(b",0]\n") == 4
     lines.write_bytes(data.replace(b",0]\n", b",2]\n", 1))
+    plant_hashes(store, index_stage(wanted, store).folder)
 
     with pytest.raises(DataDamagedError, match=says("lists-image-different-class")):
         take_inventory(wanted, store, WORKERS, quiet=True)
@@ -516,6 +531,7 @@ def test_changed_entries_are_damaged(
     for name, value in changes.items():
         rows[name][1] = value
     rows.tofile(entries)
+    plant_hashes(store, index_stage(wanted, store).folder)
 
     with pytest.raises(DataDamagedError, match=message):
         take_inventory(wanted, store, WORKERS, quiet=True)
@@ -529,6 +545,7 @@ def test_lists_that_differ_from_their_receipts_are_damaged(tmp_path: Path) -> No
     rows = np.fromfile(entries, plan.ENTRY)
     rows["class_index"][np.flatnonzero(rows["class_index"] == 0)[0]] = 2
     rows.tofile(entries)
+    plant_hashes(store, index_stage(wanted, store).folder)
 
     with pytest.raises(DataDamagedError, match=says("numbers-images-class-differ-receipt")):
         take_inventory(wanted, store, WORKERS, quiet=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +27,8 @@ from imagenet_prep.preparation.writing import PrepareWork
 from imagenet_prep.sources.source import IndexTask, MemberReader, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from tests.kit.faults import disk
 from tests.kit.messages import says
-from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
 SHARD = "train-00000-of-00001"
@@ -115,12 +114,14 @@ class Pack(Packed):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["images", "list", "entries"])
-def test_full_disk_leaves_no_unpacked_files(tmp_path: Path, system: System, number: int) -> None:
-    store = LocalStore(tmp_path)
-    store.make_folder(TEMPORARY)
-    index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}), 0, ranked=False)
-    system.fails("fsync", errno.ENOSPC, after=number)
+def test_full_disk_leaves_no_unpacked_files(tmp_path: Path, number: int) -> None:
+    # The top, `.work` and `.work/temporary` have an inode each.
+    with disk(tmp_path / "disk", f"size=64k,nr_inodes={3 + number}"):
+        store = LocalStore(tmp_path / "disk")
+        store.make_folder(TEMPORARY)
+        folder = "list"
+        index = IndexWork(Pack(CLASSES, ()), store, folder, folder, frozenset({0}), 0, ranked=False)
 
-    with pytest.raises(IncompleteError, match="No space left on device"):
-        index(IndexTask("train-0", "train", "pack"))
-    assert store.names(TEMPORARY) == []
+        with pytest.raises(IncompleteError, match="No space left on device"):
+            index(IndexTask("train-0", "train", "pack"))
+        assert store.names(TEMPORARY) == []

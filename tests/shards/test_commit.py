@@ -17,6 +17,7 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.messages import says
 from tests.kit.replicas import CLASSES, make_dataset
+from tests.kit.system import System
 
 SHARD = "train-00000-of-00001"
 
@@ -84,6 +85,19 @@ def test_manifest_is_only_published_over_its_own_files(tmp_path: Path, lost: str
     with pytest.raises(IncompleteError, match="1 object changed during this run"):
         publish(store, draft, incidents=[], classes=CLASSES)
     assert store.size(schema.MANIFEST) is None
+
+
+def test_names_of_shards_are_synced_before_the_manifest(tmp_path: Path, system: System) -> None:
+    """Tasks publish shards, indexes and tables without syncing their names."""
+    draft = make_dataset(tmp_path / "set", shards=1)
+    store = LocalStore(tmp_path / "set")
+    store.remove(schema.MANIFEST)
+    events = system.noted("fsync", "replace", below=store.root)
+    publish(store, draft, incidents=[], classes=CLASSES)
+
+    first = next(n for n, event in enumerate(events) if event.startswith("replace"))
+    assert {"fsync .", "fsync index"} <= {*events[:first]}
+    assert events[-2:] == ["replace dataset.json", "fsync ."]
 
 
 class Watching(LocalStore):

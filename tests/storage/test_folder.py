@@ -576,7 +576,7 @@ def test_work_folder_of_different_user_is_only_read(store: LocalStore) -> None:
     store.write(".work/origin.json", b"{}")
     os.chown(store.path(schema.WORK), 12345, -1)
     asked: list[Callable[[], object]] = [
-        lambda: store.write("file", b""),
+        lambda: LocalStore(store.root).write("file", b""),
         lambda: store.lock().__enter__(),
         lambda: store.remove_tree(".work/origin.json"),
         lambda: store.open(".work/origin.json", os.O_RDWR),
@@ -590,7 +590,7 @@ def test_work_folder_of_different_user_is_only_read(store: LocalStore) -> None:
 
     # If one user owns all of it, as on file systems that change owners.
     os.chown(store.root, 12345, -1)
-    store.write("file", b"")
+    LocalStore(store.root).write("file", b"")
 
 
 def test_mark_exists_only_inside_its_block(store: LocalStore) -> None:

@@ -106,7 +106,9 @@ PLANES = Extension(
 )
 GATHER = Extension("imagenet_prep.read._gather", ["imagenet_prep/read/gather.c"], optional=True)
 DIGESTS = Extension(
-    "imagenet_prep.shards._digests", ["imagenet_prep/shards/digests.c"], optional=True
+    "imagenet_prep.shards._digests",
+    [f"imagenet_prep/shards/{name}.c" for name in ("digests", "tables")],
+    optional=True,
 )
 MATCHING = Extension(
     "imagenet_prep.matching._matching",

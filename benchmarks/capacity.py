@@ -22,6 +22,13 @@ BILLION = 1_000_000_000
 PLAN_S = 59.3 / 1_281_167
 # The CPUs of one machine plan; those of other machines wait.
 PLANNING_CPUS = 64
+# Measured with `benchmarks.scale --descriptors`, by CPU time: the roots and the manifest, after the
+# last shard. Threads of one process compute the roots.
+COMMIT_S = 31.2 / 14_197_122
+COMMIT_CPUS = 4
+# A sorted run has about this number of images, and is read in as many pieces as there are runs.
+RUN_IMAGES = 167_000
+PIECE_S = 3.6e-6
 # An assumption in US dollars: an on-demand core of a general-purpose machine, sold as two virtual
 # CPUs.
 DOLLARS_A_CPU_HOUR = 0.10
@@ -78,9 +85,10 @@ def images_s(
 
 
 def hours(job: Job, images: float, cpus: int, **bars: float) -> float:
-    """Returns the hours of a preparation; planning uses the CPUs of one machine."""
-    plan_s = PLAN_S / min(cpus, PLANNING_CPUS)
-    return images * (plan_s + 1 / images_s(job, cpus, **bars)) / 3600
+    """Returns the hours of a preparation; one machine plans and commits."""
+    plan_s = images * PLAN_S / min(cpus, PLANNING_CPUS)
+    commit_s = images * COMMIT_S / min(cpus, COMMIT_CPUS) + PIECE_S * (images / RUN_IMAGES) ** 2
+    return (plan_s + images / images_s(job, cpus, **bars) + commit_s) / 3600
 
 
 def tables() -> str:

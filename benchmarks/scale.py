@@ -1,15 +1,17 @@
 """The number of images of ImageNet with a few hundred bytes each: costs that do not depend on size.
 
 python -m benchmarks.scale
-python -m benchmarks.scale --descriptors 1331167 14197122    # only the plan, of generated lists
+python -m benchmarks.scale --descriptors 1000000 14197122    # every step but the images
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import multiprocessing
+import pickle
 import resource
 import shutil
 import tempfile
@@ -26,10 +28,22 @@ from benchmarks import measure
 from imagenet_prep import engine
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import FALL11, ClassList
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.manifest import (
+    SCHEMA_VERSION,
+    Classes,
+    Manifest,
+    Producer,
+    Shard,
+    Split,
+)
+from imagenet_prep.dataset.member import Member, parse_members
+from imagenet_prep.dataset.samples import KEPT, Sample, SamplesWriter
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.selection import Selection, index_stage
+from imagenet_prep.preparation.tasks import plan_name
+from imagenet_prep.shards.commit import publish
+from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.sources.source import IndexTask, SourcePart, StoredSource
 from imagenet_prep.storage.folder import LocalStore
@@ -42,7 +56,9 @@ _MOST_IN_1000_CLASSES = 1_331_167
 # ImageNet's images per shard, and the most shards of a generated source.
 _SHARD_IMAGES = 1155
 _MOST_SHARDS = 4096
-_LISTERS = 2
+_WORKERS = 2
+_INVENTORY = "inventory.pickle"
+_SHARDS = "shards.pickle"
 _BLOCK = 512
 _NUM_PICTURES = 64
 
@@ -238,45 +254,119 @@ def generated(images: int) -> Selection:
     )
 
 
-def _list(images: int, folder: Path, lister: int) -> None:
+def _list(images: int, folder: Path, worker: int) -> None:
     selection = generated(images)
     stage = index_stage(selection, LocalStore(folder))
-    for task in selection.index_tasks()[lister::_LISTERS]:
+    for task in selection.index_tasks()[worker::_WORKERS]:
         stage.publish(task, stage.make(task))
 
 
-def _plan(images: int, folder: Path, sender: Any) -> None:
-    start = time.monotonic()
-    before = time.process_time()
+def _plan(images: int, folder: Path, _: int) -> None:
     workers = engine.Workers(1, engine.THREADS)
     inventory = take_inventory(generated(images), LocalStore(folder), workers, quiet=True)
+    (folder / _INVENTORY).write_bytes(pickle.dumps(inventory))
+
+
+def _write_tables(_: int, folder: Path, worker: int) -> None:
+    """Writes tables of samples, and a shard and an index of one byte."""
+    store = LocalStore(folder)
+    inventory = _loaded(folder, _INVENTORY)
+    for name in schema.beside("x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+    shards = []
+    for name in inventory.shard_names[worker::_WORKERS]:
+        members = parse_members(store.read(plan_name(name), most=MOST_BYTES))
+        with open(folder / schema.samples_name(name), "wb") as file:
+            table = SamplesWriter(file)
+            for member in members:
+                image = member.size, 500, 375, hashlib.sha256(member.key.encode()).hexdigest()
+                table.append(Sample(member.key, member.class_index, *image, KEPT, "", *image))
+        for path in (folder / name, folder / schema.index_name(name)):
+            path.write_bytes(b"x")
+        digests = table.num_bytes, table.sha256
+        shards.append(Shard(name, len(members), 1, "0" * 64, 1, "0" * 64, *digests))
+    (folder / f"{_SHARDS}-{worker}").write_bytes(pickle.dumps(shards))
+
+
+def _commit(images: int, folder: Path, _: int) -> None:
+    """Publishes the manifest with the root, as all verbs do."""
+    shards: list[Shard] = []
+    for worker in range(_WORKERS):
+        shards += _loaded(folder, f"{_SHARDS}-{worker}")
+    shards.sort(key=lambda shard: shard.name)
+    (plan,) = _loaded(folder, _INVENTORY).plans
+    classes = generated(images).source.classes
+    split = Split(images, len(shards), list(plan.num_per_class), 0, 375, 500, shards)
+    draft = Manifest(
+        schema_version=SCHEMA_VERSION,
+        producer=Producer("benchmark", "0", {}),
+        config={},
+        config_digest="",
+        plan_digest="",
+        label_offset=1,
+        subset=True,
+        classes=Classes(len(classes.wnids), classes.digest, official=False),
+        sources=[],
+        splits={schema.TRAIN: split},
+        quarantined={},
+        repaired={},
+        files=[],
+    )
+    publish(LocalStore(folder), draft, incidents=(), classes=classes)
+
+
+def _loaded(folder: Path, name: str) -> Any:
+    return pickle.loads((folder / name).read_bytes())
+
+
+# The steps from the first listing to the manifest, and the number of their processes. Writing
+# tables is the part of writing shards that does not depend on the bytes of images.
+STEPS = {
+    "list": (_list, _WORKERS),
+    "plan": (_plan, 1),
+    "tables": (_write_tables, _WORKERS),
+    "root, manifest": (_commit, 1),
+}
+
+
+def _measured(name: str, images: int, folder: Path, worker: int, sender: Any) -> None:
+    before = time.process_time()
+    STEPS[name][0](images, folder, worker)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    seconds = time.process_time() - before
-    sender.send((inventory.examples, time.monotonic() - start, seconds, peak_mb))
+    sender.send((time.process_time() - before, peak_mb))
 
 
-def plan_row(images: int, scratch: Path) -> tuple[str, ...]:
-    """Returns the row of a plan: descriptors, seconds, CPU seconds, peak resident MB.
+def descriptors_row(images: int, scratch: Path) -> tuple[str, ...]:
+    """Returns a row: descriptors, seconds, CPU seconds of each step and of all, peak resident MB.
 
-    The lists exist; the time includes reading their receipts.
+    The processes of a step run at the same time, so their memory is added.
     """
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
+    cpu_s = []
+    peaks_mb = []
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=scratch) as place:
-        folder = Path(place)
-        # The engine's workers ignore the current folder, so they do not find this module.
-        listing = [context.Process(target=_list, args=(images, folder, n)) for n in range(_LISTERS)]
-        for process in listing:
-            process.start()
-        for process in listing:
-            process.join()
-        process = context.Process(target=_plan, args=(images, folder, sender))
-        process.start()
-        process.join()
-        if process.exitcode:
-            raise SystemExit(f"the plan of {images:,} images: exit code {process.exitcode}")
-        planned, wall_s, cpu_s, peak_mb = receiver.recv()
-    return f"{planned:,}", f"{wall_s:,.1f}", f"{cpu_s:,.1f}", f"{peak_mb:,.0f}"
+        for name, (_, count) in STEPS.items():
+            receiver, sender = context.Pipe(duplex=False)
+            # The engine's workers ignore the current folder, so they do not find this module.
+            processes = [
+                context.Process(target=_measured, args=(name, images, Path(place), n, sender))
+                for n in range(count)
+            ]
+            for process in processes:
+                process.start()
+            for process in processes:
+                process.join()
+                if process.exitcode:
+                    raise SystemExit(f"{name}, {images:,} images: exit code {process.exitcode}")
+            measured = [receiver.recv() for _ in processes]
+            cpu_s.append(sum(seconds for seconds, _ in measured))
+            peaks_mb.append(sum(peak_mb for _, peak_mb in measured))
+        wall_s = time.monotonic() - start
+    seconds = [wall_s, *cpu_s, sum(cpu_s)]
+    us = sum(cpu_s) / images * 1e6
+    figures = [*(f"{number:,.1f}" for number in (*seconds, us)), f"{max(peaks_mb):,.0f}"]
+    return f"{images:,}", *figures
 
 
 def render(results: dict[str, Result], workers: int) -> str:
@@ -330,7 +420,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--class-tars", type=int, nargs="*", default=(), help="images in ImageNet-21K's 21,841 tars"
     )
     parser.add_argument(
-        "--descriptors", type=int, nargs="+", help="only plan this number of generated images"
+        "--descriptors", type=int, nargs="+", help="all steps except images, of generated lists"
     )
     parser.add_argument("--validation", type=int, default=NUM_VALIDATION)
     parser.add_argument("--train-shards", type=int, default=1024)
@@ -341,10 +431,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.descriptors:
         args.scratch.mkdir(parents=True, exist_ok=True)
-        header = ("descriptors", "seconds", "CPU seconds", "peak MB")
-        plans = [plan_row(images, args.scratch) for images in args.descriptors]
-        raw = {"plans": [dict(zip(header, row, strict=True)) for row in plans]}
-        measure.finish("plans of generated lists", measure.table(header, plans), raw, args.json)
+        steps = (f"CPU s: {name}" for name in STEPS)
+        header = ("descriptors", "seconds", *steps, "CPU s in all", "CPU us/image", "peak MB")
+        found = [descriptors_row(images, args.scratch) for images in args.descriptors]
+        raw = {"descriptors": [dict(zip(header, row, strict=True)) for row in found]}
+        title = "generated images, from the first listing to the manifest"
+        measure.finish(title, measure.table(header, found), raw, args.json)
         return
     rows = [Row(f"{train:,} train", train, 0, args.train_shards) for train in args.train]
     if args.validation:

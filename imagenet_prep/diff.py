@@ -131,7 +131,7 @@ def diff(config: DiffConfig) -> Json:
 
 def _require_roots(dataset: Dataset) -> None:
     """Raises DataDamagedError if the tables of samples do not match the manifest."""
-    from imagenet_prep.shards.difference import wrong_roots
+    from imagenet_prep.shards.sorted_tables import wrong_roots
 
     wrong = wrong_roots(dataset)
     if wrong:

@@ -181,7 +181,7 @@ def _check_content(
 ) -> _Content:
     """Checks all shards and, if they are sound, the totals over all of them."""
     from imagenet_prep.shards.check import size_problems
-    from imagenet_prep.shards.difference import wrong_roots
+    from imagenet_prep.shards.sorted_tables import wrong_roots
 
     # No workers are needed, since no file is opened.
     if config.level == schema.LEVEL_MANIFEST:

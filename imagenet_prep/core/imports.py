@@ -152,7 +152,7 @@ _LIBRARIES: dict[str, Callable[[], None]] = {
 
 
 class NotCompiledError(UsageError):
-    """A C library is missing or cannot be loaded on this machine."""
+    """A C library is missing, too old, or cannot be loaded on this machine."""
 
 
 @functools.cache
@@ -160,15 +160,16 @@ def load(path: Path, **functions: tuple[Any, ...]) -> ctypes.CDLL:
     """Loads a C library; `functions` has the result type and argument types of each function."""
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:
+        for name, (result, *arguments) in functions.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    # An older library lacks functions.
+    except (OSError, AttributeError) as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise NotCompiledError(
             f"{path} cannot be loaded: {reason}. It is compiled when imagenet-prep is installed. "
             "Install a C compiler, or `pip install ziglang`, and then reinstall imagenet-prep."
         ) from error
-    for name, (result, *arguments) in functions.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
     return library
 
 

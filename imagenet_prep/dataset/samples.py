@@ -1,11 +1,9 @@
-"""The table of samples of a shard: its lines, its Merkle tree, its statistics, its differences.
+"""The table of samples of a shard: its lines, its statistics, its differences.
 
 The table is a CSV file with one line per record, in record order.
 
 The file follows RFC 4180 and is UTF-8. Each sample can be written in only one way, so equal samples
 have equal bytes. All other lines are refused, since a table may come from an untrusted source.
-
-The Merkle tree is that of RFC 6962, section 2.1.
 
 The bins of the statistics are logarithmic, so that the same bins suit side lengths, aspect ratios
 and bytes. The histograms of a dataset are the sums of its shards' histograms.
@@ -26,27 +24,6 @@ from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.keys import MOST_KEY_BYTES, leads_out
-
-_LEAF = b"\0"
-_NODE = b"\1"
-
-
-def root(leaves: Iterable[bytes]) -> str:
-    """Returns the root hash of the tree over these leaves, in hex; keeps few hashes in memory."""
-    waiting: list[bytes] = []
-    for number, leaf in enumerate(leaves, start=1):
-        tree = hashlib.sha256(_LEAF + leaf).digest()
-        while number % 2 == 0:
-            tree = hashlib.sha256(_NODE + waiting.pop() + tree).digest()
-            number //= 2
-        waiting.append(tree)
-    if not waiting:
-        return hashlib.sha256().hexdigest()
-    tree = waiting.pop()
-    while waiting:
-        tree = hashlib.sha256(_NODE + waiting.pop() + tree).digest()
-    return tree.hex()
-
 
 KEPT = "kept"
 SHRUNK = "shrunk"

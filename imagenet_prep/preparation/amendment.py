@@ -15,8 +15,8 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 
@@ -39,7 +39,6 @@ from imagenet_prep.dataset.member import (
     Member,
     PreparedImage,
 )
-from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, DatasetSettings, ListDigest
 from imagenet_prep.preparation.additions import AdditionComparison, Additions, sentences
 from imagenet_prep.preparation.changes import (
@@ -54,7 +53,7 @@ from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.commit import emptied
-from imagenet_prep.shards.difference import samples_root
+from imagenet_prep.shards.sorted_tables import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, dataset_store
@@ -536,39 +535,25 @@ def _kept_incidents(job: AmendJob, new: Sequence[Incident]) -> Iterator[Incident
         yield line
 
 
-@dataclass
-class _SampleTally:
-    """The fields of a `Split` that are counted from the rows of its tables of samples."""
-
-    per_class: Counter[int] = field(default_factory=Counter)
-    resized: int = 0
-    max_height: int = 0
-    max_width: int = 0
-
-    def heads(self, rows: Iterable[Sample]) -> Iterator[Head]:
-        """Yields the head of each row once the row is counted."""
-        for row in rows:
-            self.per_class[row.class_index] += 1
-            # Compare sets: rotation swaps the sides of an image, but is no resize.
-            self.resized += {row.height, row.width} != {row.source_height, row.source_width}
-            self.max_height = max(self.max_height, row.height)
-            self.max_width = max(self.max_width, row.width)
-            yield row.head
-
-
 def _split_of(store: Store, shards: list[Shard], num_classes: int) -> Split:
     """Returns the manifest's entry of a split, from the tables of its shards."""
-    tally = _SampleTally()
-    rows = chain.from_iterable(dataset_store.each_table(samples.parse, store, shards))
-    # One pass over the tables, which may be large: this consumes all rows, so `tally` is complete.
-    root = samples_root(tally.heads(rows), store, shards)
+    per_class: Counter[int] = Counter()
+    resized = 0
+    max_height = 0
+    max_width = 0
+    for row in chain.from_iterable(dataset_store.each_table(samples.parse, store, shards)):
+        per_class[row.class_index] += 1
+        # Compare sets: rotation swaps the sides of an image, but is no resize.
+        resized += {row.height, row.width} != {row.source_height, row.source_width}
+        max_height = max(max_height, row.height)
+        max_width = max(max_width, row.width)
     return Split(
-        examples=tally.per_class.total(),
+        examples=per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),
-        examples_per_class=[tally.per_class[index] for index in range(num_classes)],
-        resized=tally.resized,
-        max_height=tally.max_height,
-        max_width=tally.max_width,
+        examples_per_class=[per_class[index] for index in range(num_classes)],
+        resized=resized,
+        max_height=max_height,
+        max_width=max_width,
         shards=shards,
-        samples_root=root,
+        samples_root=samples_root(store, shards),
     )

@@ -28,7 +28,7 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.additions import Additions
 from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards import plan
-from imagenet_prep.shards.difference import equal_keys
+from imagenet_prep.shards.sorted_tables import equal_keys
 from imagenet_prep.shards.writer import StoredRecord, WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.sources.source import MemberReader

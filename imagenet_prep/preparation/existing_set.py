@@ -32,8 +32,9 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import GivenUpError, ShardProblems
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import KEPT, Sample, SamplesWriter
-from imagenet_prep.shards import difference, plan
+from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
+from imagenet_prep.shards.sorted_tables import SortedRuns, side_by_side
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.labels import check_validation
@@ -67,8 +68,9 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
                 yield b"%b\0%05d%09d\n" % (key.encode(), number, record)
 
     with scratch.temporary_folder() as place:
-        files = difference.write(place, "keys", entries())
-        for (of_range,) in difference.side_by_side([files]):
+        runs = SortedRuns(place / "keys")
+        runs.write(entries())
+        for (of_range,) in side_by_side([runs]):
             for key, group in itertools.groupby(of_range, lambda entry: entry.partition(b"\0")[0]):
                 for number, entry in enumerate(itertools.islice(group, 1, None), start=2):
                     at = entry[len(key) + 1 :]

@@ -37,7 +37,7 @@ from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.preparation.same_source import require_same_shards
 from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards.commit import num_per_class, split_of
-from imagenet_prep.shards.difference import same_key
+from imagenet_prep.shards.sorted_tables import same_key
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import Labelling, ShardFile, TfrecordSet

@@ -14,7 +14,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from imagenet_prep import engine
@@ -31,7 +30,8 @@ from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
-from imagenet_prep.shards import difference, plan
+from imagenet_prep.shards import plan
+from imagenet_prep.shards.sorted_tables import SortedRuns, side_by_side
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.folder import FolderSource
 from imagenet_prep.sources.scan import read_errors
@@ -252,10 +252,10 @@ def _differences(
     where = " and ".join(splits)
     bad = _quarantined(store, manifest)
     altered: list[str] = []
-    old_runs: list[Path] = []
-    new_runs: list[Path] = []
     with scratch.temporary_folder() as folder:
-        for number, (shard, planned_images) in enumerate(itertools.zip_longest(shards, images)):
+        old_runs = SortedRuns(folder / "old")
+        new_runs = SortedRuns(folder / "new")
+        for shard, planned_images in itertools.zip_longest(shards, images):
             rows = [*dataset_store.sample_rows(store, shard)] if shard else []
             planned = [*planned_images()] if planned_images else []
             altered_keys = _altered(rows, planned, bad, differs)
@@ -264,14 +264,14 @@ def _differences(
                 continue
             was = ((row.key, row.class_index, row.source_bytes) for row in rows)
             now = (facts for facts, _ in planned if facts not in bad)
-            old_runs += difference.write(folder, f"was-{number}", map(_entry, was))
-            new_runs += difference.write(folder, f"is-{number}", map(_entry, now))
+            old_runs.write(map(_entry, was))
+            new_runs.write(map(_entry, now))
         kinds = _unequal(old_runs, new_runs)
     for kind, keys in {**kinds, "with changed bytes": altered}.items():
         if keys:
             words = f"{where}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
             yield kind, words
-    if (old_runs or new_runs) and not any(kinds.values()):
+    if (old_runs.keys or new_runs.keys) and not any(kinds.values()):
         yield "", f"{where}: images now belong to different shards"
 
 
@@ -280,12 +280,12 @@ def _entry(facts: _Facts) -> bytes:
     return b"%b\0%d,%d\n" % (key.encode(), class_index, num_bytes)
 
 
-def _unequal(old_runs: Sequence[Path], new_runs: Sequence[Path]) -> dict[str, list[str]]:
+def _unequal(old_runs: SortedRuns, new_runs: SortedRuns) -> dict[str, list[str]]:
     """Returns the keys of the images that are only in old or new runs, or changed, by kind."""
     removed: list[bytes] = []
     added: list[bytes] = []
     other: list[bytes] = []
-    for old_entries, new_entries in difference.side_by_side([old_runs, new_runs]):
+    for old_entries, new_entries in side_by_side([old_runs, new_runs]):
         old = dict(entry.split(b"\0") for entry in old_entries)
         new = dict(entry.split(b"\0") for entry in new_entries)
         removed += old.keys() - new.keys()

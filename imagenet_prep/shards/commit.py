@@ -24,7 +24,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.consistency import tfds_files
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Split
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, REPAIRED, Incident
-from imagenet_prep.shards.difference import root_of
+from imagenet_prep.shards.sorted_tables import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
@@ -246,7 +246,7 @@ def with_root(store: Store, split: Split) -> Split:
     """Returns a split with the root of its samples added, or unchanged if it has no tables."""
     if split.samples_root or split.shards[0].samples is None:
         return split
-    return dataclasses.replace(split, samples_root=root_of(store, split))
+    return dataclasses.replace(split, samples_root=samples_root(store, split.shards))
 
 
 def emptied(before: Sequence[int], after: Sequence[int]) -> list[int]:

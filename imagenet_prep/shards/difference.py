@@ -1,196 +1,24 @@
-"""Compares two datasets by their sorted tables of samples, and computes the root of a split.
+"""Compares two datasets by their sorted tables of samples.
 
 `splits_that_differ` compares the manifests. If a split has the same root and size in both, its
 tables are not read. For the other splits, `common_tables` finds the tables that are equal in both
 datasets, which are skipped. So comparing a dataset with an amended copy takes almost no time.
-`differences` sorts the samples in the remaining tables on disk and compares them in key ranges.
-
-`write` writes sorted runs. An entry of a run is a line of bytes that starts with its key and a zero
-byte.
-
-`samples_root` computes the root, one digest of the images and labels of a split. The root is the
-Merkle tree hash of RFC 6962 (`root` in `dataset.samples`) over the samples, ordered by key as UTF-8
-bytes. The samples are sorted on disk, because 14 million of them do not fit in memory.
+`differences` sorts the samples in the remaining tables on disk and compares them in ranges of keys.
 """
 
 from __future__ import annotations
 
-import bisect
-import contextlib
 import itertools
-import mmap
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import samples, schema
-from imagenet_prep.dataset.manifest import Shard, Split
-from imagenet_prep.dataset.samples import ONLY_IN_A, ONLY_IN_B, Difference, Head, StoredImage
-from imagenet_prep.storage import dataset_store, scratch
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.samples import ONLY_IN_A, ONLY_IN_B, Difference, StoredImage
+from imagenet_prep.shards.sorted_tables import SortedRuns, side_by_side
+from imagenet_prep.storage import scratch
 from imagenet_prep.storage.dataset_store import Dataset
-from imagenet_prep.storage.local_file import storage_errors
-from imagenet_prep.storage.store import Readable
 
-# Maximum entries and bytes per sorted run; 250,000 entries of a dataset's images have 40 MB.
-RUN_ENTRIES = 250_000
-RUN_BYTES = 64 << 20
-# The bytes of this number of entries are counted together, which is faster.
-_FEW = 100
-# The number of keys that each run contributes to the division of all runs into ranges.
-_KEYS_OF_A_RUN = 64
-# UTF-8 text never contains this byte.
-_BEHIND_ALL = b"\xff"
-
-
-def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
-    """Writes entries as sorted runs that fit in memory; returns the files, which are not synced."""
-    runs: list[Path] = []
-    for run in _runs(entries):
-        run.sort()
-        path = folder / f"{name}.run-{len(runs):04d}"
-        with storage_errors("write", path), open(path, "wb") as file:
-            file.writelines(run)
-        runs.append(path)
-    return runs
-
-
-def _runs(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
-    remaining = iter(entries)
-    run: list[bytes] = []
-    num_bytes = 0
-    while few := list(itertools.islice(remaining, min(_FEW, RUN_ENTRIES - len(run)))):
-        run += few
-        num_bytes += sum(map(len, few))
-        if num_bytes >= RUN_BYTES or len(run) == RUN_ENTRIES:
-            yield run
-            run = []
-            num_bytes = 0
-    if run:
-        yield run
-
-
-def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
-    """Yields, for each range of keys, one sorted list of entries per side (e.g. per dataset).
-
-    All entries of a key are in the same range, which has about as many entries as a run. Only one
-    file is open at a time.
-    """
-    everything = [*itertools.chain.from_iterable(sides)]
-    keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
-    starts = dict.fromkeys(everything, 0)
-    # A range has one piece of a run for each of its keys, and at most one more piece of every run.
-    most = (_KEYS_OF_A_RUN + len(everything)) * (RUN_BYTES // _KEYS_OF_A_RUN) * 9 // 8
-    for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
-        num_bytes = 0
-        entries_of_sides: list[list[bytes]] = []
-        for side in sides:
-            entries: list[bytes] = []
-            for run in side:
-                with _mapped(run) as data:
-                    end = _first(data, stop, starts[run])
-                    num_bytes += end - starts[run]
-                    if num_bytes > most:
-                        raise DataDamagedError(
-                            "the tables of samples are damaged: thousands of lines have the same "
-                            "key. Get the dataset again."
-                        )
-                    entries += data[starts[run] : end].splitlines(keepends=True)
-                starts[run] = end
-            entries_of_sides.append(sorted(entries))
-        yield entries_of_sides
-
-
-def _some_keys(run: Path) -> list[bytes]:
-    """Returns keys, with their zero bytes, that divide a run into roughly equal pieces."""
-    with _mapped(run) as data:
-        places = range(0, len(data), -(-len(data) // _KEYS_OF_A_RUN))
-        begins = (data.rfind(b"\n", 0, place) + 1 for place in places)
-        return [data[begin : data.find(b"\0", begin) + 1] for begin in begins]
-
-
-@contextlib.contextmanager
-def _mapped(run: Path) -> Iterator[mmap.mmap]:
-    # Each range is mapped again, because pages stay in memory until the file is unmapped.
-    with open(run, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield data
-
-
-def _first(run: mmap.mmap, least: bytes, start: int) -> int:
-    """Returns the offset of the first entry that is at least `least`, by bisection."""
-
-    def entry_at(place: int) -> bytes:
-        begin = run.rfind(b"\n", 0, place) + 1
-        return run[begin : begin + len(least)]
-
-    return bisect.bisect_left(range(len(run)), least, start, key=entry_at)
-
-
-def wrong_roots(dataset: Dataset) -> list[str]:
-    """Returns a problem for each split with repeated keys or (unless partitioned) a wrong root."""
-    problems = []
-    for name, split in dataset.manifest.splits.items():
-        try:
-            root = root_of(dataset.store, replace(split, shards=dataset.shards(name)))
-        except DataDamagedError as error:
-            problems.append(str(error))
-            continue
-        if dataset.placement.nodes == 1 and root != split.samples_root:
-            problems.append(
-                f"{name}: the root of its tables of samples is {root}, expected "
-                f"{split.samples_root} as in the manifest"
-            )
-    return problems
-
-
-def root_of(store: Readable, split: Split) -> str:
-    """Returns the root of a split from its tables in a store; each table is verified."""
-    parse = partial(samples.heads, images=True)
-    heads = itertools.chain.from_iterable(dataset_store.each_table(parse, store, split.shards))
-    return samples_root(heads, store, split.shards)
-
-
-def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root, in hex, of samples in any order; errors name `store` and `shards`."""
-    with scratch.temporary_folder() as folder:
-        files = write(folder, "samples", map(samples.entry, heads))
-        ranges = side_by_side([files])
-        lines = itertools.chain.from_iterable(entries for (entries,) in ranges)
-        return samples.root(_leaves(lines, store, shards))
-
-
-def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
-    """Returns the error for two records with the same key, after searching for their locations."""
-    places: list[str] = []
-    for shard, heads in zip(
-        shards, dataset_store.each_table(samples.heads, store, shards), strict=True
-    ):
-        keys = enumerate(head[1] for head in heads)
-        places += (f"record {number} of {shard.name}" for number, found in keys if found == key)
-    return same_key(store, key, *places[:2])
-
-
-def same_key(store: Readable, key: str, *places: str) -> DataDamagedError:
-    """Returns the error for records at these locations with the same key."""
-    return DataDamagedError(
-        f"{store.where()}: two records have the same key {key!r}: {' and '.join(places)}. Every "
-        "image needs a unique key. If a different program wrote these shards, imagenet-prep adopt "
-        "--out NEW gives the images of NEW unique keys."
-    )
-
-
-def _leaves(lines: Iterable[bytes], store: Readable, shards: Sequence[Shard]) -> Iterator[bytes]:
-    previous = None
-    for line in lines:
-        key, _, leaf = line.partition(b"\0")
-        if key == previous:
-            raise equal_keys(store, shards, key.decode())
-        previous = key
-        yield leaf[:-1]
-
-
-# An entry of a run is a key, a zero byte, the values to compare (class, bytes, width, height,
+# An entry is a line: a key, a zero byte, the values to compare (class, bytes, width, height,
 # sha256), a zero byte, the shard's number (5 digits), the record's number (9), and a line end.
 _RECORDS = 10**9
 _PLACE = 5 + 9 + 1
@@ -232,15 +60,14 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
     for split in splits:
         common = common_tables(a, b, split)
         with scratch.temporary_folder() as folder:
-            files = [
-                write(folder, name, _entries(side, split, of_side, common))
-                for name, side, of_side in zip("ab", sides, labels, strict=True)
-            ]
+            runs = [SortedRuns(folder / name) for name in "ab"]
+            for sorted_runs, side, of_side in zip(runs, sides, labels, strict=True):
+                sorted_runs.write(_entries(side, split, of_side, common))
             is_different = False
             # A key that one dataset lacks may also be in a common table, which is an error.
             unmatched: tuple[set[str], set[str]] = (set(), set())
             kinds = ONLY_IN_A, ONLY_IN_B
-            for entries in side_by_side(files):
+            for entries in side_by_side(runs):
                 for difference in _between(split, sides, classes, entries):
                     is_different = True
                     for side, keys, kind in zip(sides, unmatched, kinds, strict=True):

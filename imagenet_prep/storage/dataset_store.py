@@ -300,12 +300,19 @@ def each_table(
 
 def table_mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
     """Returns False if a shard's table contains none of the texts; True if it may contain one."""
-    with contextlib.suppress(StoreError), store.open_file(_table_name(shard)) as file:
-        # A larger table is not searched: it fails the comparison of the sha256.
-        data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
-        if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
-            return any(text in data for text in texts)
-    return True
+    data = sound_table(store, shard, _AHEAD_BYTES)
+    return data is None or any(text in data for text in texts)
+
+
+def sound_table(store: Readable, shard: Shard, most: int) -> bytes | None:
+    """Returns a shard's table; None if it is larger than `most`, unreadable or damaged."""
+    if shard.samples_bytes <= most:
+        with contextlib.suppress(StoreError), store.open_file(_table_name(shard)) as file:
+            # One byte more than expected reveals a table that is too long.
+            data = file.read(shard.samples_bytes + 1)
+            if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
+                return data
+    return None
 
 
 def _table_name(shard: Shard) -> str:

@@ -245,7 +245,8 @@ FIGURES: list[tuple[str, str, Callable[[Any], str]]] = [
     ("parses records of at most {}", "read.records._TOGETHER_BYTES", megabytes),
     ("up to {} if the manifest gives none", "core.small_files.MOST_BYTES", megabytes),
     ("stops after {} problems", "dataset.example.MOST", a_thousand),
-    ("sorted on disk, in pieces of {}", "shards.difference.RUN_BYTES", megabytes),
+    ("sorted on disk, in pieces of {}", "shards.sorted_tables.RUN_BYTES", megabytes),
+    ("tables of at most {}. [Tests]", "shards.sorted_tables.RUN_BYTES", megabytes),
     ("a row has at most {}", "dataset.column._MOST_ROW_BYTES", megabytes),
     ("`--labels`) may have {} and", "dataset.keys._MOST_BYTES", megabytes),
     ("`--labels`) may have {} and", "core.small_files.MOST_BYTES", megabytes),
@@ -285,6 +286,11 @@ COUNTS = [
     ("libjpeg's bytes ({} in `make test`)", "codec/test_encoder.py", r"long_except\(\[(40)\]"),
     ("fuzz_opening`; {} in `make test`)", "codec/test_fuzz_opening.py", r"or \[\(1, (.+)\)\]"),
     ("`read/gather.c`: {} mutated records", "read/test_gather.py", r"for at in range\((\d+)\)"),
+    (
+        "`shards/tables.c`: {} mutated tables",
+        "shards/test_sorted_tables.py",
+        r"mutated_tables\(random.Random\(0\), (.+)\)",
+    ),
     ("and at most {} seconds of CPU", "kit/arena.py", r"MOST_CPU_S = (.+)\.0"),
     ("use less than {} GB of memory", "kit/arena.py", r"PEAK_BYTES = (.)_000_000_000\n"),
 ]

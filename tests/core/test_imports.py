@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from imagenet_prep.core import imports as here
 from imagenet_prep.core.errors import UsageError
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.installed import Installed
-from tests.kit.messages import wording
+from tests.kit.messages import says, wording
 
 
 def said(cwd: Path, program: str, *words: str, **env: str) -> str:
@@ -212,3 +213,13 @@ def test_missing_modules_of_an_extra_name_its_command(
     assert str(refused.value) == (
         "the page needs jinja2, skimage (not installed). Run: pip install 'imagenet-prep[report]'"
     )
+
+
+def test_library_without_a_function_counts_as_missing() -> None:
+    """As after an update of a clone, before its C code is compiled again."""
+    libc = Path("libc.so.6")
+    assert imports.find(libc, strlen=(ctypes.c_size_t, ctypes.c_char_p)) is not None
+    assert imports.find(libc, strlen_of_tomorrow=(ctypes.c_int,)) is None
+    message = says("cannot-loaded-compiled-when-imagenet-prep", libc)
+    with pytest.raises(imports.NotCompiledError, match=message):
+        imports.load(libc, strlen_of_tomorrow=(ctypes.c_int,))

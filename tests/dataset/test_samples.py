@@ -16,7 +16,7 @@ from imagenet_prep.dataset import samples
 from imagenet_prep.dataset.samples import Difference, Sample, StoredImage
 from tests.kit.limits import Limits
 from tests.kit.messages import says
-from tests.kit.samples import kept, tree_hash
+from tests.kit.samples import kept
 from tests.kit.samples import samples as drawn
 
 ROW = kept("n01440764/n01440764_1.JPEG", 7)
@@ -181,30 +181,6 @@ def test_value_is_between_the_edges_of_its_bin(bin_number: int) -> None:
 
     assert above / below == pytest.approx(2 ** (1 / samples.BINS_PER_OCTAVE))
     assert samples.lower_edge(79) <= 1000 < samples.lower_edge(80)
-
-
-@given(st.lists(st.binary(max_size=9), max_size=70))
-def test_root_equals_that_of_the_rfc(leaves: list[bytes]) -> None:
-    assert samples.root(iter(leaves)) == tree_hash(leaves).hex()
-
-
-# The inputs and roots in the tests of Certificate Transparency's own code.
-_LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657"]
-_ROOTS = {
-    0: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
-    1: "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
-    2: "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
-    3: "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
-    4: "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
-    5: "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
-    6: "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
-    7: "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
-}
-
-
-@pytest.mark.parametrize("num", _ROOTS)
-def test_root_equals_those_of_certificate_transparency(num: int) -> None:
-    assert samples.root(map(bytes.fromhex, _LEAVES[:num])) == _ROOTS[num]
 
 
 STORED = StoredImage("n1", 20, 30, "aa", "train-00000-of-00001", 4)

@@ -103,12 +103,17 @@ def _with_table(
 
 def write_tables(folder: Path, count: int) -> list[Shard]:
     """Writes tables of one sample each, and returns their shards."""
-    (folder / schema.SAMPLES).mkdir()
-    shards = []
-    for number in range(count):
-        name = schema.shard_name("train", number, count)
-        table = HEADER + kept(f"n/{number}").line
-        (folder / schema.samples_name(name)).write_bytes(table)
-        sha256 = hashlib.sha256(table).hexdigest()
-        shards.append(Shard(name, 1, 999, "s", 9, "i", len(table), sha256))
-    return shards
+    return write_lines(folder, [[kept(f"n/{number}").line] for number in range(count)])
+
+
+def write_lines(root: Path, shards: Sequence[Sequence[bytes]]) -> list[Shard]:
+    """Writes tables with these lines and headers, and returns their shards."""
+    (root / schema.SAMPLES).mkdir(parents=True, exist_ok=True)
+    made = []
+    for number, lines in enumerate(shards):
+        name = schema.shard_name("train", number, len(shards))
+        table = b"".join([HEADER, *lines])
+        (root / schema.samples_name(name)).write_bytes(table)
+        digest = hashlib.sha256(table).hexdigest()
+        made.append(Shard(name, len(lines), 999, "s", 9, "i", len(table), digest))
+    return made

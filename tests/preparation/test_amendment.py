@@ -30,7 +30,7 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.kit.codec import mutations
 from tests.kit.messages import says
 from tests.kit.photographs import tagged
-from tests.kit.samples import add_tables
+from tests.kit.samples import add_tables, write_lines
 from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
@@ -242,15 +242,15 @@ def test_truncated_parent_is_refused_before_writing(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_rotated_image_is_not_counted_as_resized() -> None:
+def test_rotated_image_is_not_counted_as_resized(tmp_path: Path) -> None:
     """Rotation swaps the sides; only different lengths mean that pixels were resampled."""
     sides = [((40, 30), (40, 30)), ((30, 40), (40, 30)), ((20, 15), (40, 30)), ((16, 43), (43, 43))]
     rows = [
-        Sample(f"a/{n}", n % 2, 9, *stored, "0" * 64, "kept", "", 9, *source, "0" * 64)
+        Sample(f"a/{n}", n % 2, 9, *stored, "0" * 64, "shrunk", "", 9, *source, "0" * 64)
         for n, (stored, source) in enumerate(sides)
     ]
-    tally = amendment._SampleTally()
+    shards = write_lines(tmp_path, [[row.line for row in rows[:1]], [row.line for row in rows[1:]]])
+    split = amendment._split_of(LocalStore(tmp_path), shards, 2)
 
-    assert [*tally.heads(rows)] == [row.head for row in rows]
-    assert (tally.resized, tally.max_width, tally.max_height) == (2, 40, 43)
-    assert tally.per_class == {0: 2, 1: 2}
+    assert (split.resized, split.max_width, split.max_height) == (2, 40, 43)
+    assert split.examples_per_class == [2, 2]

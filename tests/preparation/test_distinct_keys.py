@@ -31,7 +31,7 @@ def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[row.key for row in samples.parse(io.BytesIO(data), "")] for data in made]
 
 
-@pytest.mark.parametrize("entries", [2, 1000])
+@pytest.mark.parametrize("run_bytes", [1 << 10, 1 << 20])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -56,9 +56,9 @@ def test_duplicate_keys_get_unique_numbers(
     limits: Limits,
     before: list[list[str]],
     after: list[list[str]],
-    entries: int,
+    run_bytes: int,
 ) -> None:
-    limits(sorted_run_entries=entries)
+    limits(sorted_run_bytes=run_bytes, sorted_run_keys=4)
     found = keys_of(tmp_path, before)
     assert found == after
     every = [*itertools.chain.from_iterable(found)]

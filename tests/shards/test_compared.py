@@ -180,7 +180,7 @@ def test_keys_twice_in_one_dataset_are_damage(tmp_path: Path) -> None:
 
 
 def test_many_entries_are_sorted_in_runs(tmp_path: Path, limits: Limits) -> None:
-    limits(sorted_run_entries=3, few_sorted_runs=2)
+    limits(sorted_run_bytes=400, sorted_run_keys=2)
     shards = [[Image(f"{n}", n % CLASSES, n) for n in range(20)]]
     other = [[image._replace(pixels=image.pixels % 7) for image in shards[0][:-1]]]
     a = made(tmp_path / "a", train=shards)

@@ -34,6 +34,7 @@ from imagenet_prep.read.config import ReadConfig, Shown, each_view
 from imagenet_prep.read.decoder import decode_in_cage, kernel_of
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.recipes import BICUBIC, RANDOM
+from imagenet_prep.read.shared_batches import worker_pool
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -271,6 +272,8 @@ class NativeBackend:
         self._free: list[deque[npt.NDArray[Any]]] = [
             deque(maxlen=_STEPS_AHEAD + 2) for _ in config.shown[0]
         ]
+        # The examples of an `ExampleSource` are collated to a batch in different memory.
+        self._shared = worker_pool() if config.batch_size > 1 else None
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
         # Running tasks of iterators that were closed early.
@@ -355,7 +358,11 @@ class NativeBackend:
         """Returns memory for an array of images of a batch, and a NumPy array over this memory."""
         dtype = self._values.table.dtype
         if self._config.out is None:
-            memory = leased(dtype.itemsize * math.prod(shape), free)
+            num_bytes = dtype.itemsize * math.prod(shape)
+            if self._shared is not None:
+                memory = self._shared.lease(num_bytes)
+            else:
+                memory = leased(num_bytes, free)
             array = memory.view(dtype).reshape(shape)
             return array, array
         given = self._config.out()

@@ -139,7 +139,15 @@ Framework = Literal["tensorflow", "numpy", "dlpack", "torch", "jax"]
 Layout = Literal["NHWC", "NCHW"]
 OnBadRecord = Literal["raise", "skip"]
 RecipeName = Literal[
-    "resnet", "tutorial", "cifar10", "mnist", "adm", "timm", "torchvision-v2", "mae"
+    "resnet",
+    "resnet-1",
+    "tutorial",
+    "cifar10",
+    "mnist",
+    "adm",
+    "timm",
+    "torchvision-v2",
+    "mae",
 ]
 
 FIELDS: tuple[Field, ...] = get_args(Field)

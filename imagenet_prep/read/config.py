@@ -22,6 +22,8 @@ from imagenet_prep.read.recipes import (
     BILINEAR,
     RANDOM,
     RECIPES,
+    RESNET,
+    RESNET_1,
     CropRecipe,
     Filter,
     Range,
@@ -301,7 +303,14 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         """The settings of crops: those of the recipe, with the arguments that change them."""
         names = ("area", "aspect", "filter", "share", "keep_aspect", "mean", "std", "mirror")
         wanted = {name: getattr(self, name) for name in names}
-        return RECIPES[self.recipe].changed(self.recipe, wanted)
+        return RECIPES[self.recipe_version].changed(self.recipe, wanted)
+
+    @property
+    def recipe_version(self) -> str:
+        """The recipe; "resnet-1" instead of "resnet" with tf.data, which is slow otherwise."""
+        if self.recipe == RESNET and self.backend == "tfdata" and self.antialias is None:
+            return RESNET_1
+        return self.recipe
 
     @property
     def size(self) -> tuple[int, int]:
@@ -338,7 +347,7 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         """Describes the images of training, for the log of a run."""
         arrays = itertools.chain.from_iterable(self.shown)
         texts = dict.fromkeys(array.description() for array in arrays)
-        return f"recipe {self.recipe}: {'; '.join(texts)}"
+        return f"recipe {self.recipe_version}: {'; '.join(texts)}"
 
     def _shown(self, view: View, size: Size) -> Shown:
         wanted = {name: getattr(view, name) for name in ("area", "aspect", "filter")}

@@ -25,7 +25,7 @@ from imagenet_prep.read.cache import BackgroundThreads
 from imagenet_prep.read.column_rows import ColumnRows
 from imagenet_prep.read.config import ReadConfig, Shown, each_view
 from imagenet_prep.read.decoder import problem
-from imagenet_prep.read.order import BatchShape, DrawnSteps, Order, Steps
+from imagenet_prep.read.order import BatchShape, DrawnSteps, Order, Steps, WindowedOrder
 from imagenet_prep.read.selection import TableColumns
 
 if TYPE_CHECKING:
@@ -64,14 +64,6 @@ class EncodedBatch(NamedTuple):
     numbers: npt.NDArray[np.int64]
     details: Mapping[str, npt.NDArray[Any] | list[bytes]]  # all other requested fields
     shown: tuple[Shown, ...]  # what each array of images shows
-
-
-class _Planned(NamedTuple):
-    """The order and the windows of an epoch, which take 0.2 s to compute for ImageNet."""
-
-    key: tuple[int, int]  # epoch and shuffle window
-    numbers: npt.NDArray[np.int64]
-    windows: list[list[int]]
 
 
 def read_ahead(
@@ -128,7 +120,8 @@ class Feed:
         # One thread is enough: `will_need` tells the kernel to read ahead, and more threads would
         # only compete for the interpreter lock.
         self._thread = BackgroundThreads(1, "read")
-        self._planned: _Planned | None = None
+        # The plans of the current epoch and of the next one, by epoch and shuffle window.
+        self._plans: dict[tuple[int, int], Future[WindowedOrder]] = {}
 
     def steps(self, epoch: int, start: int) -> Steps | DrawnSteps:
         """Returns the steps of an epoch after its first `start` examples."""
@@ -146,25 +139,36 @@ class Feed:
         """Yields at most `most` batches of this rank, after `start` examples of the epoch."""
         steps = self.steps(epoch, start)
         count = steps.count if most is None else min(most, steps.count)
-        key = (epoch, self.order.window)
-        if self._planned is None or self._planned.key != key:
-            self._planned = _Planned(key, self.order.epoch(epoch), self.order.windows(epoch))
-        _, numbers, windows = self._planned
+        plan = self._plan(epoch)
+        self._plans = {(epoch, self.order.window): plan}  # without the plan of the last epoch
+        order = plan.result()
+        windows = order.shards
         begin = steps.positions(0, 0).start
-        if begin < len(numbers):
-            first, _ = self.records.place(int(self.order.records(numbers[begin])))
+        if begin < len(order):
+            (number,) = self.order.records(order.numbers(begin, begin + 1)).tolist()
+            first, _ = self.records.place(number)
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         self.follow(windows)
 
         def reads() -> Iterator[Callable[[], EncodedBatch]]:
             for step in range(count):
                 positions = steps.positions(step, self.config.rank.rank)
-                ordered = numbers[positions.start : positions.stop]
+                ordered = order.numbers(positions.start, positions.stop)
                 if self._reads_records:
                     self.records.will_need(self.order.records(ordered).tolist())
                 yield partial(self.read, ordered, epoch, steps.shape_of(step))
+            # The workers of a DataLoader read single steps, and may end with the epoch.
+            if self.config.is_training and most != 1:
+                self._plan(epoch + 1)
 
         yield from read_ahead(self._thread, reads())
+
+    def _plan(self, epoch: int) -> Future[WindowedOrder]:
+        """Starts to compute the order of an epoch, in the reading thread."""
+        key = (epoch, self.order.window)
+        if key not in self._plans:
+            self._plans[key] = self._thread.submit(self.order.by_window, epoch)
+        return self._plans[key]
 
     def follow(self, windows: Sequence[Sequence[int]]) -> None:
         """Tells the cache which shards will be read, window by window."""
@@ -175,7 +179,7 @@ class Feed:
     def use_order(self, order: Order) -> None:
         """Changes the order, and with it the chosen examples."""
         self.order = order
-        self._planned = None
+        self._plans = {}
 
     def use_window(self, window: int) -> None:
         """Changes the shuffle window of the order, in shards; 0 for all shards."""

@@ -121,11 +121,12 @@ class MixFeed:
             done = 0
             while done < len(places):
                 own_epoch, first = divmod(begin + done, order.num_examples)
-                own_numbers = order.epoch(own_epoch)[first : first + len(places) - done]
+                by_window = order.by_window(own_epoch)
+                own_numbers = by_window.numbers(first, first + len(places) - done)
                 here = places[done : done + len(own_numbers)]
                 numbers[here] = own_numbers
                 epochs[here] = own_epoch
-                windows += order.windows(own_epoch)
+                windows += by_window.shards
                 done += len(own_numbers)
             self.feeds[part].follow(windows)
         return _Slots(epoch, parts, numbers, epochs)

@@ -54,9 +54,10 @@ from imagenet_prep.read.order import (
     step_sampler,
 )
 from imagenet_prep.read.receipt import STATE_VERSION, packed
-from imagenet_prep.read.recipes import Colours
+from imagenet_prep.read.recipes import RESNET, RESNET_1, Colours
 from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Choice, Finder, class_indices, expected_by_class
+from imagenet_prep.read.shared_batches import worker_pool
 from imagenet_prep.read.source import ExampleSource
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
@@ -393,6 +394,7 @@ class Reader(Generic[Array]):
             "dataset": self.manifest.digest,
             **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
+            "recipe": self._feed.config.recipe_version,
             "seed": self._feed.config.seed,
             "window": self._feed.order.window,
             "nodes": self._feed.order.placement.nodes,
@@ -459,7 +461,8 @@ class Reader(Generic[Array]):
         dataset must have the same number of nodes as before.
 
         Raises:
-          UsageError: dataset, split, seed, partition or choice differ from the state.
+          UsageError: dataset, split, seed, partition or choice differ from the state, or the state
+            is of a version whose recipe "resnet" did not antialias.
         """
         self.epoch, self._examples_read, window = self._position(state)
         self._feed.use_window(window)
@@ -485,6 +488,8 @@ class Reader(Generic[Array]):
                     f"the state has {name} {state.get(name)!r}, but this reader has "
                     f"{own.get(name)!r}. Use the same dataset and settings, or start from epoch 0."
                 )
+        # The recipe "resnet" of older versions, whose states have no recipe, is "resnet-1" now.
+        self._require_recipe(state.get("recipe", RESNET_1))
         values = tuple(state.get(name) for name in Position._fields)
         position = self._as_position(values)
         if position is None:
@@ -495,6 +500,18 @@ class Reader(Generic[Array]):
                 "epoch 0."
             )
         return position
+
+    def _require_recipe(self, saved: Any) -> None:
+        """Raises UsageError if images would change with the recipe of a state."""
+        config = self._feed.config
+        own = config.recipe_version
+        decides = config.is_training and config.antialias is None and "images" in config.fields
+        if decides and (saved, own) in ((RESNET, RESNET_1), (RESNET_1, RESNET)):
+            raise UsageError(
+                f"the state is of a run with recipe {saved!r}, but this reader has {own!r}, which "
+                f"filters training images differently. Pass recipe={saved!r} (imagenet-prep train: "
+                f"--crops {saved}) to continue with the images of the run, or start from epoch 0."
+            )
 
     def _as_position(self, values: Any) -> Position | None:
         """Returns the position with these values, or None if this reader has no such position."""
@@ -554,6 +571,7 @@ class Reader(Generic[Array]):
 
     def _own(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""
+        worker_pool()  # also for tensors that a worker makes of stored bytes
         if self._process != os.getpid():
             # In a forked process, locks that the parent's threads held are never released. Closing
             # the parent's files needs such locks, so they stay open.

@@ -83,6 +83,7 @@ class ReceiptState:
     edition: str | None = None
     choice: dict[str, str] = field(default_factory=dict)  # in a log, only the entry "numbers"
     crops: str = ""  # describes the images; logs of older runs have no description
+    recipe: str = ""
     weights: str | None = None
     appearances: list[float] | None = None  # by class index, see order.Appearances
     sizes: str | None = None

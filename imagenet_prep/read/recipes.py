@@ -128,10 +128,15 @@ class CropRecipe:
         return replace(self, **given)
 
 
+# The default, and the same recipe as it was in version 0.1.0.
+RESNET = "resnet"
+RESNET_1 = "resnet-1"
+
 RECIPES = {
     # Inception crops (Szegedy et al. 2015), as in torchvision. Evaluation crops 224 pixels from an
     # image with a shorter side of 256.
-    "resnet": CropRecipe(mean=_MEAN, std=_STD, keep_aspect=True, share=224 / 256),
+    RESNET: CropRecipe(mean=_MEAN, std=_STD, keep_aspect=True, share=224 / 256, antialias=True),
+    RESNET_1: CropRecipe(mean=_MEAN, std=_STD, keep_aspect=True, share=224 / 256),
     # From crop_and_resize_image and cnn_model_function in train_imagenet_resnet_hvd.py (AWS
     # tutorial).
     "tutorial": CropRecipe(mean=(121.0, 115.0, 100.0), std=(70.0, 68.0, 71.0), share=0.8),

@@ -282,7 +282,7 @@ class TrainConfig(Settings):
         "guide; mnist: a few seconds per epoch; default: v1.5 (with mxnet: article)",
     )
     crops: str | None = optional(
-        choices=("resnet", "tutorial", "timm", "torchvision-v2", "mae"),
+        choices=("resnet", "resnet-1", "tutorial", "timm", "torchvision-v2", "mae"),
         help="preset of crops and normalisation, see docs/reading.md; default: the recipe's",
     )
     crop_area: tuple[str, ...] | None = optional(

@@ -254,7 +254,8 @@ def resolve(
 def _crops(config: TrainConfig) -> str | None:
     """Returns the flags that change the crops of the recipe; None without such flags."""
     words = []
-    if config.crops is not None:
+    # Runs of version 0.1.0 had the crops "resnet-1" without a flag. A reader's state has the name.
+    if config.crops not in (None, "resnet-1"):
         words.append(config.crops)
     for name, value in (
         ("area", config.crop_area and ",".join(config.crop_area)),

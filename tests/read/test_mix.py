@@ -297,6 +297,23 @@ def test_part_without_examples_in_an_epoch_is_refused(colours: Path) -> None:
         make_mix(parts(colours), {"a": 1, "b": 1, "c": 0.02})
 
 
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_mix_continues_only_with_its_recipes(colours: Path, homogeneous: bool) -> None:
+    def mix(**settings: Any) -> Any:
+        settings["fields"] = ("images", "number")
+        return make_mix(parts(colours, **settings), homogeneous=homogeneous)
+
+    state = json.loads(json.dumps(mix().state()))
+    mix().restore(state)
+    with pytest.raises(UsageError, match="resnet-1"):
+        mix(recipe="resnet-1").restore(state)
+    # A state of a version without the recipe "resnet-1".
+    for part in state["parts"].values():
+        del part["recipe"]
+    with pytest.raises(UsageError, match="recipe"):
+        mix().restore(state)
+
+
 def test_mix_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError):
         make_mix({})

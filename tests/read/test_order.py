@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.read.order import Order, Steps, mix, stream
+from imagenet_prep.dataset.column import WHOLE, Placement
+from imagenet_prep.read.order import Appearances, Order, Steps, mix, stream, unmix
 
 M64 = (1 << 64) - 1
 
@@ -75,6 +79,101 @@ def test_order_sorts_examples_by_documented_hashes(seed: int, epoch: int) -> Non
     expected = sorted(range(12), key=lambda number: splitmix64(number ^ key))
 
     assert Order((4, 5, 3), seed).epoch(epoch).tolist() == expected
+
+
+@given(st.lists(st.integers(0, M64), max_size=20))
+def test_unmix_is_the_inverse_of_mix(values: list[int]) -> None:
+    assert unmix(mix(np.array(values, np.uint64))).tolist() == values
+    assert mix(unmix(np.array(values, np.uint64))).tolist() == values
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    """Orders with every combination of settings that the reader allows."""
+    counts = tuple(draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)))
+    numbers = range(sum(counts))
+    kind = draw(st.sampled_from(("all", "chosen", "weights", "weights of chosen", "part")))
+    chosen = None
+    appearances = None
+    placement = WHOLE
+    if "chosen" in kind and numbers:
+        chosen = np.array(sorted(draw(st.sets(st.sampled_from(numbers), min_size=1))), np.int64)
+    if "weights" in kind and numbers:
+        count = len(numbers) if chosen is None else len(chosen)
+        classes = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+        appearances = Appearances((0.5, 1.0, 3.5), np.array(classes, np.int64))
+    if kind == "part" and len(numbers) >= 4:
+        copies = draw(st.integers(1, 4))
+        placement = Placement(draw(st.integers(0, 3)), 4, copies)
+    window = draw(st.integers(0, 13))
+    return Order(counts, draw(st.integers(0, M64)), window, placement, chosen, appearances)
+
+
+def require_sorted(order: Order, epoch: int) -> list[int]:
+    """Asserts that an order sorts its numbers by window and hash; returns them."""
+    assert order.seed is not None
+    key = splitmix64(splitmix64(splitmix64(order.seed) ^ epoch) ^ 1)
+    shard_of = np.repeat(np.arange(len(order.examples_per_shard)), order.examples_per_shard)
+    windows = order.windows(epoch)
+
+    def place(number: int) -> tuple[int, int]:
+        shard = shard_of[number % order.num_records]
+        (window,) = (w for w, shards in enumerate(windows) if shard in shards)
+        return window, splitmix64(number ^ key)
+
+    numbers: list[int] = order.epoch(epoch).tolist()
+    unshuffled = replace(order, window=0).epoch(epoch).tolist()
+    assert numbers == sorted(unshuffled, key=place)
+    assert len(set(numbers)) == len(numbers)
+    return numbers
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_part_that_passes_the_end_has_windows(node: int) -> None:
+    order = Order((3, 4, 5, 2, 6, 3, 4), 7, 2, Placement(node, 4, 3))
+    for epoch in range(12):
+        assert len(require_sorted(order, epoch)) in (6, 7)
+
+
+@given(orders(), st.integers(0, 3), st.data())
+def test_order_sorts_by_window_and_hash(order: Order, epoch: int, data: st.DataObject) -> None:
+    numbers = require_sorted(order, epoch)
+    # Reading parts of the order, in any sequence, gives the same.
+    by_window = order.by_window(epoch)
+    assert len(by_window) == len(numbers)
+    for _ in range(3):
+        first = data.draw(st.integers(0, len(numbers)))
+        stop = data.draw(st.integers(first, len(numbers) + 2))
+        assert by_window.numbers(first, stop).tolist() == numbers[first:stop]
+    for number in numbers[:3]:
+        record = number % order.num_records
+        places = [p for p, other in enumerate(numbers) if other % order.num_records == record]
+        assert order.positions(epoch, record) == places
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_order_needs_memory_for_numbers_only() -> None:
+    whole = Order((10_000,) * 100, 3)
+    chosen = replace(whole, chosen=np.arange(0, 1_000_000, 2))
+    before = chosen.chosen.copy() if chosen.chosen is not None else None
+
+    assert peak_bytes(lambda: whole.epoch(0)) < 8_000_000 * 1.2
+    assert peak_bytes(lambda: replace(whole, window=2).by_window(0).numbers(9, 30)) < 1_000_000
+    by_window = replace(whole, window=2).by_window(0)
+    # The window in memory is not sorted again for each batch.
+    assert np.shares_memory(by_window.numbers(0, 9), by_window.numbers(8, 30))
+    chosen.epoch(0)
+    assert before is not None
+    assert chosen.chosen is not None
+    assert (chosen.chosen == before).all()
 
 
 @given(st.integers(-(1 << 63), M64 - 1), st.integers(0, 1000), st.integers(1, 5))

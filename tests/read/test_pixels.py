@@ -95,7 +95,7 @@ def test_evaluation_and_fixed_training_views_are_antialiased(recipe: str) -> Non
         ReadConfig("set", "train", 8, recipe=recipe, training=training)
         for training in (False, True)
     )
-    antialiased = ("mnist", "adm", "timm", "torchvision-v2", "mae")
+    antialiased = ("resnet", "mnist", "adm", "timm", "torchvision-v2", "mae")
 
     assert evaluation.shown[0][0].antialias
     assert training.shown[0][0].antialias == (recipe in antialiased)

@@ -90,6 +90,95 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], facts: tuple[str
         assert fact in str(refused.value)
 
 
+def old_state(reader: Reader) -> dict[str, Any]:
+    """Returns a state of version 0.1.0, in the middle of an epoch."""
+    state = reader.state() | {"examples_read": 4}
+    del state["recipe"]
+    return state
+
+
+# Settings with which the images of a training reader of version 0.1.0 are the same today.
+UNCHANGED: tuple[dict[str, Any], ...] = (
+    {"recipe": "resnet-1"},
+    {"antialias": False},
+    {"antialias": True},
+    {"recipe": "timm"},
+    {"recipe": "tutorial"},
+    {"training": False},
+    {"fields": ("class_index", "mirrored")},
+)
+CHANGED: tuple[dict[str, Any], ...] = (
+    {},
+    {"area": (0.5, 1.0)},
+    {"views": [View(filter="bicubic"), View()]},
+    {"fields": ("images", "number")},
+)
+
+
+@pytest.mark.parametrize("settings", UNCHANGED, ids=str)
+def test_older_states_continue_with_unchanged_images(
+    colours: Path, settings: dict[str, Any]
+) -> None:
+    reader = opened(colours, "train", 4, "native", image_size=16, **settings)
+    state = old_state(reader)
+    reader.restore(state)
+    reader.sampler().load_state_dict(state)
+
+    assert reader.state()["examples_read"] == 4
+
+
+@pytest.mark.parametrize("settings", CHANGED, ids=str)
+def test_older_states_are_refused_if_images_change(colours: Path, settings: dict[str, Any]) -> None:
+    reader = opened(colours, "train", 4, "native", image_size=16, **settings)
+    state = old_state(reader)
+    refused = says("state-run-recipe-reader-filters", "'resnet-1'", "'resnet'")
+    for restore in (reader.restore, reader.sampler().load_state_dict):
+        with pytest.raises(UsageError, match=refused):
+            restore(state)
+
+    assert reader.state()["examples_read"] == 0
+
+
+def test_state_names_the_recipe_of_its_images(colours: Path) -> None:
+    new = opened(colours, "train", 4, "native", image_size=16)
+    old = opened(colours, "train", 4, "native", image_size=16, recipe="resnet-1")
+    timm = opened(colours, "train", 4, "native", image_size=16, recipe="timm")
+    plain = opened(colours, "train", 4, "native", image_size=16, antialias=False)
+
+    for state in (old.state(), new.state()):
+        matching, different = (old, new) if state["recipe"] == "resnet-1" else (new, old)
+        matching.restore(state)
+        timm.restore(state)  # a different recipe is the user's decision
+        with pytest.raises(UsageError, match="recipe='resnet"):
+            different.restore(state)
+    new.restore(timm.state())
+    assert "recipe resnet: 16 x 16 px, bilinear, antialiased" in new.receipt()["crops"]
+    assert "recipe resnet-1: 16 x 16 px, bilinear, area" in old.receipt()["crops"]
+    before, after = (next(iter(reader))["images"] for reader in (old, plain))
+    assert (before == after).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "recipe"),
+    [
+        ({"backend": "tfdata"}, "resnet-1"),
+        ({"backend": "tfdata", "antialias": True}, "resnet"),
+        ({"backend": "tfdata", "recipe": "torchvision-v2"}, "torchvision-v2"),
+        ({"backend": "dali"}, "resnet"),
+        ({"backend": "native"}, "resnet"),
+        ({}, "resnet"),
+    ],
+)
+def test_only_tensorflow_reads_aliased_by_default(settings: dict[str, Any], recipe: str) -> None:
+    training = config(**settings)
+    shown = training.shown[0][0]
+
+    assert training.recipe_version == recipe
+    assert training.description().startswith(f"recipe {recipe}: ")
+    assert shown.antialias == ("antialiased" in training.description()) == (recipe != "resnet-1")
+    assert config(**settings, training=False).shown[0][0].antialias
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_view_without_a_count_is_refused(count: Any) -> None:
     with pytest.raises(UsageError, match=says("view-count-expected-least-1", repr(count))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -209,6 +210,18 @@ def test_a_different_learning_rate_is_the_reported_difference() -> None:
 
     assert recipe.difference(first.facts(), second) == "learning rate 0.5, this one has 0.25"
     assert recipe.other_network(first.facts(), second) is None
+
+
+def test_runs_of_older_versions_continue_with_their_crops() -> None:
+    names = (None, "resnet-1", "timm")
+    older, continued, other = (
+        recipe.resolve(TrainConfig(synthetic=True, crops=name), 1, 1_281_167, 1000)
+        for name in names
+    )
+
+    saved = json.loads(json.dumps(older.facts()))
+    assert recipe.difference(saved, continued) is None
+    assert recipe.difference(saved, other) == "crops None, this one has timm"
 
 
 def test_mxnet_refuses_our_own_optimizers() -> None:

@@ -58,6 +58,8 @@ def module_of(verb: str) -> str:
 def main() -> NoReturn:
     """Runs the verb named first on the command line; never returns."""
     arguments = sys.argv[1:]
+    if len(arguments) == 2 and arguments[0] == "help":
+        arguments = [arguments[1], "--help"]
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
         if verb in _WITHOUT_BLAS:

@@ -75,8 +75,8 @@ class AmendConfig(WorkerFlags):
             raise ValueError("--splits needs --exclude or --relabel; --add FOLDER names its splits")
 
 
-@program.verb("imagenet_prep.amend", AmendConfig, __doc__)
-def run(config: AmendConfig) -> None:
+def amend(config: AmendConfig) -> Json:
+    """Makes the new version of a dataset and returns the summary."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import additions, amendment, changes
     from imagenet_prep.storage.dataset_store import open_dataset
@@ -103,7 +103,12 @@ def run(config: AmendConfig) -> None:
     request = changes.ChangeRequest(exclude, relabel, add, config.splits)
     workers = Workers(config.workers, config.worker_kind)
     job = amendment.AmendJob(dataset, request, workers, config.readmit, quiet=config.json)
-    summary = amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
+    return amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
+
+
+@program.verb("imagenet_prep.amend", AmendConfig, __doc__)
+def run(config: AmendConfig) -> None:
+    summary = amend(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
 

@@ -70,11 +70,11 @@ def run(config: DemoConfig) -> None:
     shard = dataset / "train-00000-of-00004"
     _say(f"4. imagenet-prep show {shlex.quote(str(shard))} --limit 5")
     show.run([str(shard), "--limit", "5"])
+    if not (dataset / schema.REPORT).exists():
+        _say(f"5. imagenet-prep report {shlex.quote(str(dataset))} --level decode")
+        report.run([str(dataset), "--level", "decode"])
     if not config.no_training:
         train_model(dataset, folder / f"training-{config.images}-{config.short_side}")
-    if not (dataset / schema.REPORT).exists():
-        _say(f"6. imagenet-prep report {shlex.quote(str(dataset))}")
-        report.run([str(dataset)])
 
     print(
         f"\nCreated: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
@@ -90,7 +90,7 @@ def run(config: DemoConfig) -> None:
 def train_model(dataset: Path, log_dir: Path) -> None:
     """Trains a small network in a separate process, on two ranks if Horovod is installed."""
     if not is_there("tensorflow"):
-        _say(f"5. no training: TensorFlow is not installed ({install_line('tf')})")
+        _say(f"6. no training: TensorFlow is not installed ({install_line('tf')})")
         return
     ranks = 2 if is_there("horovod") else 1
     command = [
@@ -112,7 +112,7 @@ def train_model(dataset: Path, log_dir: Path) -> None:
     ]
     if ranks > 1:
         command = ["launch", "-np", str(ranks), "--", *command]
-    _say(f"5. imagenet-prep {shlex.join(command)}")
+    _say(f"6. imagenet-prep {shlex.join(command)}")
     log_dir.mkdir(parents=True, exist_ok=True)
     # TensorFlow prints many lines, which only matter if training fails.
     log = LocalStore(log_dir).open("stderr.txt", os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,11 +45,13 @@ _CROSS = "cross"
 class DuplicatesConfig(WorkerFlags):
     """Settings of one search; see the help of each flag."""
 
+    groups = {"Flags": "out dataset source splits against fail_on json"}  # noqa: RUF012
+    dataset: str | None = data_set(None)
+    _: KW_ONLY
     out: str = flag(
         place=AddressKind.FOLDER,
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html, created if absent",
     )
-    dataset: str | None = data_set(None)
     source: str | None = optional(
         place=AddressKind.FOLDER,
         help="search in this folder of source images, as for prepare --source",
@@ -318,9 +320,15 @@ def run(config: DuplicatesConfig) -> None:
     else:
         print("\n".join(map(terminal.printable, problems)), end="\n" * bool(problems))
         _print(result, config.out)
+    judge(config, result)
+
+
+def judge(config: DuplicatesConfig, result: Json) -> None:
+    """Raises DataDamagedError for unreadable images, and if --fail-on forbids the duplicates."""
+    problems = result["problems"]
     if problems:
         raise DataDamagedError(
-            f"{terminal.counted(len(problems), 'problem')}, listed above. Unreadable images were "
+            f"{terminal.counted(len(problems), 'problem')}. Unreadable images were "
             "compared only by the hashes in the table of samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:

@@ -135,6 +135,15 @@ class ExportConfig(WorkerFlags):
 
 
 def export(config: ExportConfig) -> Json:
+    """Exports images, weights or metadata, and returns the summary."""
+    if config.to == TORCH:
+        return export_weights(config)
+    if config.to == CROISSANT:
+        return export_croissant(config)
+    return export_images(config)
+
+
+def export_images(config: ExportConfig) -> Json:
     """Exports the images of a dataset and returns the summary."""
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
@@ -273,7 +282,7 @@ def _how_to_load(out: str, summary: Json) -> str:
 
 @program.verb("imagenet_prep.export", ExportConfig, __doc__)
 def run(config: ExportConfig) -> None:
-    summary = {TORCH: export_weights, CROISSANT: export_croissant}.get(config.to, export)(config)
+    summary = export(config)
     if config.json:
         print(json.dumps(summary, indent=1))
     elif config.to == TORCH:

@@ -329,7 +329,7 @@ def run(config: ReplicateConfig) -> None:
     else:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
-    _judge(config, result["replicas"])
+    judge(config, result)
 
 
 def _sentences(config: ReplicateConfig, replica: Json) -> list[str]:
@@ -346,13 +346,14 @@ def _sentences(config: ReplicateConfig, replica: Json) -> list[str]:
     return [f"{where}: complete: {counted(replica['files'], 'file')}, {size}{moved}"]
 
 
-def _judge(config: ReplicateConfig, replicas: Sequence[Json]) -> None:
+def judge(config: ReplicateConfig, result: Json) -> None:
     """Raises an error if a replica failed or, with --check, if a replica has problems."""
+    replicas = result["replicas"]
     failed = [replica for replica in replicas if "error" in replica]
     if failed:
         kinds = {replica["error"] for replica in failed}
         kind = errors.by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
-        places = f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above"
+        places = f"{len(failed)} of {counted(len(replicas), 'replica')} failed"
         raise kind(f"{places}. The first: {failed[0]['where']}: {failed[0]['problems'][0]}")
     wrong = [replica for replica in replicas if replica["problems"]]
     if not wrong or not config.check:
@@ -360,9 +361,7 @@ def _judge(config: ReplicateConfig, replicas: Sequence[Json]) -> None:
     places = f"{len(wrong)} of {counted(len(replicas), 'replica')}"
     problems = itertools.chain.from_iterable(replica["problems"] for replica in wrong)
     if all(problem.is_missing for problem in problems):
-        raise IncompleteError(
-            f"{places} incomplete, as listed above. Run the same command without --check."
-        )
+        raise IncompleteError(f"{places} incomplete. Run the same command without --check.")
     raise errors.DataDamagedError(
-        f"{places} damaged, as listed above. Run the same command with --repair instead of --check."
+        f"{places} damaged. Run the same command with --repair instead of --check."
     )

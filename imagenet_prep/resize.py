@@ -157,6 +157,12 @@ def resize(config: ResizeConfig) -> Json:
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store
 
+    if config.beam_args:
+        config = with_absolute(config, "input_dir", "output_dir")
+    if config.num_intra_threads or config.num_inter_threads:
+        terminal.say(
+            "--num_intra_threads and --num_inter_threads have no effect. Use --workers instead."
+        )
     tfrecords = shard_files.find(open_store(config.input_dir))
     columns.say_left_behind(tfrecords.store)
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
@@ -207,12 +213,6 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
 
 @program.verb("imagenet_prep.resize", ResizeConfig, __doc__, rewrite=_spelled_out)
 def run(config: ResizeConfig) -> None:
-    if config.beam_args:
-        config = with_absolute(config, "input_dir", "output_dir")
-    if config.num_intra_threads or config.num_inter_threads:
-        terminal.say(
-            "--num_intra_threads and --num_inter_threads have no effect. Use --workers instead."
-        )
     summary = resize(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 

@@ -195,6 +195,8 @@ def _show_run(config: ShowConfig, log: Path) -> int:
         if segment.state.crops:
             row["crops"] = segment.state.crops
         _print_row(config, row)
+        if not faults and not config.json:
+            print("sound: each step used new images until the end of its epoch")
         return 1 if faults else 0
     uses = list(itertools.islice(used.step(config.step), config.limit))
     if not uses:

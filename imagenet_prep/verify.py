@@ -91,9 +91,10 @@ def verify(config: VerifyConfig) -> Json:
     from imagenet_prep.storage import columns, dataset_store
     from imagenet_prep.storage.dataset_store import open_dataset
 
+    if config.beam_args:
+        config = with_absolute(config, "dataset")
     dataset = open_dataset(config.dataset, parts=True, check=False)
     manifest = dataset.manifest
-    part = dataset.placement
     folder = dataset.store.as_folder
     shards = [*itertools.chain.from_iterable(map(dataset.shards, manifest.splits))]
     monitoring.quarantined(sum(manifest.quarantined.values()))
@@ -114,9 +115,8 @@ def verify(config: VerifyConfig) -> Json:
         signed = columns.verify_signatures(dataset, survey.complete, config.signers)
     earlier = None
     if config.if_changed and folder:
-        names: list[str] = []
-        for shard in shards:
-            names += [file.name for file in shard.files]
+        files = itertools.chain.from_iterable(shard.files for shard in shards)
+        names = [file.name for file in files]
         names += [found.file(rows).name for found, rows in survey.files]
         earlier = _Earlier(folder, names, config.level, manifest.digest)
     content = _Content([], [])
@@ -138,7 +138,7 @@ def verify(config: VerifyConfig) -> Json:
         "unchanged_since": earlier.since if earlier else None,
         "shards": len(shards),
         "examples": sum(shard.examples for shard in shards),
-        "part": str(part) if part.nodes > 1 else None,
+        "part": str(dataset.placement) if dataset.placement.nodes > 1 else None,
         **({"strangers": "not checked"} if is_web else {}),
         "excluded": excluded,
         "oriented": content.oriented,
@@ -347,40 +347,34 @@ def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[s
 
 @program.verb("imagenet_prep.verify", VerifyConfig, __doc__)
 def run(config: VerifyConfig) -> None:
-    if config.beam_args:
-        config = with_absolute(config, "dataset")
     result = verify(config)
-    problems = result["problems"]
-    unreadable = result["unreadable"]
     if config.json:
         print(json.dumps(result, indent=1))
     else:
-        for problem in (*problems, *unreadable):
+        for problem in (*result["problems"], *result["unreadable"]):
             print(printable(problem))
-    size = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
-    if result["part"]:
-        size += f" ({result['part']})"
+    if not config.json and not result["problems"] and not result["unreadable"]:
+        print(*_lines(result), sep="\n")
+    judge(config, result)
+
+
+def judge(config: VerifyConfig, result: Json) -> None:
+    """Raises an error if a dataset has problems, or parts that no signature covers."""
+    problems = result["problems"]
+    unreadable = result["unreadable"]
     if problems:
         from imagenet_prep.storage import columns
 
         remedy = columns.remedy(problems, _remedy(config.dataset))
-        summary = f"{counted(len(problems), 'problem')} in {size} of {config.dataset}"
-        raise DataDamagedError(f"{summary}, listed above. {remedy}", remedy)
+        summary = f"{counted(len(problems), 'problem')} in {_size(result)} of {config.dataset}"
+        raise DataDamagedError(f"{summary}. {remedy}", remedy)
     if unreadable:
         raise StoreError(
             f"{config.dataset}: {counted(len(unreadable), 'shard')} of {result['shards']:,} cannot "
-            f"be read, listed above. Nothing is known about the bytes there. {CHECK_DISK}",
+            f"be read. Nothing is known about the bytes there. {CHECK_DISK}",
             CHECK_DISK,
         )
-    if not config.json:
-        print(*_lines(result, size), sep="\n")
-    _refuse_unsigned(config, result.get("not_signed", []))
-
-
-def _refuse_unsigned(config: VerifyConfig, parts: Sequence[str]) -> None:
-    """Raises DataDamagedError if no signature covers some parts, unless the user accepts them."""
-    accepted = config.allow_unsigned
-    refused = [p for p in parts if p not in accepted and p.partition("/")[0] not in accepted]
+    refused = [part for part in result.get("not_signed", []) if not _is_allowed(config, part)]
     if refused:
         raise DataDamagedError(
             f"{config.dataset}: no signature covers {', '.join(refused)}. Ask the author to sign "
@@ -389,7 +383,16 @@ def _refuse_unsigned(config: VerifyConfig, parts: Sequence[str]) -> None:
         )
 
 
-def _lines(result: Json, size: str) -> Iterator[str]:
+def _is_allowed(config: VerifyConfig, part: str) -> bool:
+    return part in config.allow_unsigned or part.partition("/")[0] in config.allow_unsigned
+
+
+def _size(result: Json) -> str:
+    size = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
+    return f"{size} ({result['part']})" if result["part"] else size
+
+
+def _lines(result: Json) -> Iterator[str]:
     if result["columns"]:
         yield f"columns: {', '.join(result['columns'])}"
     for name, files in result["incomplete_columns"].items():
@@ -399,7 +402,7 @@ def _lines(result: Json, size: str) -> Iterator[str]:
         )
     is_read = result["level"] != schema.LEVEL_MANIFEST
     verdict = "sound" if is_read else "names and sizes match"
-    yield f"{verdict}: {size}, level {result['level']}, manifest {result['digest'][:16]}"
+    yield f"{verdict}: {_size(result)}, level {result['level']}, manifest {result['digest'][:16]}"
     if not is_read:
         yield "not read: shards, indexes, tables and columns. To read them, use --level crc"
     if "signed_by" in result:

@@ -45,6 +45,8 @@ def prepare(config: PrepareConfig) -> Json:
     from imagenet_prep.preparation.writing import preview, write
     from imagenet_prep.storage.store import open_store
 
+    if config.beam_args:
+        config = with_absolute(config, "source", "out")
     job = PrepareJob.of(config)
     if not config.json:
         print(f"source: {job.description}", file=sys.stderr)
@@ -78,10 +80,14 @@ def prepare(config: PrepareConfig) -> Json:
 
 @program.verb("imagenet_prep.pipelines.prepare", PrepareConfig, HELP)
 def run(config: PrepareConfig) -> None:
-    if config.beam_args:
-        config = with_absolute(config, "source", "out")
     summary = prepare(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
+    judge(config, summary)
+
+
+def judge(config: PrepareConfig, summary: Json) -> None:
+    """Raises StoreError if a dry run has found that the dataset does not fit on the disk."""
+    del config
     if summary.get("refusal"):
         raise StoreError(summary["refusal"])
 

@@ -30,6 +30,7 @@ default_role = "literal"  # docstrings set code in single backticks, as the docu
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autodoc_preserve_defaults = True  # os.environ, without its content during the build
+sys.executable = "python3"  # the default of `replicate`, without its path during the build
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["apache_beam"]  # not in the environment of the site
 maximum_signature_line_length = 80

@@ -181,7 +181,9 @@ def meant_by(word: str, known: Iterable[str]) -> str:
     """Returns " Did you mean --short-side?" for --shortside; "" if no known word is similar."""
     import difflib  # imported here: it takes longer than everything else for --help
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    known = list(known)
+    near = [flag for flag in known if flag == _ELSEWHERE.get(word)]
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     # Also compare the word with the beginnings of the known words.
     near = near or [name for name in known if len(word) > 3 and name.startswith(word)][:1]
     return f" Did you mean {near[0]}?" if near else ""
@@ -190,6 +192,15 @@ def meant_by(word: str, known: Iterable[str]) -> str:
 Config = TypeVar("Config")
 
 _HELP = ("-h", "--help", "--help-all")
+# Names of flags in other programs, and ours.
+_ELSEWHERE = {
+    "--delete": "--exclude",
+    "--remove": "--exclude",
+    "--jobs": "--workers",
+    "--num-workers": "--workers",
+    "--output": "--out",
+    "--destination": "--to",
+}
 _METAVARS: dict[Any, str] = {
     int: "N",
     float: "X",

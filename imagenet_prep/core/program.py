@@ -109,7 +109,7 @@ def verb(
 
         def run(argv: Sequence[str]) -> int:
             parsed = parse(rewrite(argv))
-            _require_utf8()
+            require_utf8()
             return act(parsed) or errors.EXIT_DONE
 
         return run
@@ -117,7 +117,7 @@ def verb(
     return decorate
 
 
-def _require_utf8() -> None:
+def require_utf8() -> None:
     """Raises UsageError if Python would read and write the names of files in another encoding."""
     encoding = sys.getfilesystemencoding()
     if encoding != "utf-8":

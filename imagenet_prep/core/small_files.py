@@ -66,7 +66,9 @@ def refuse_other_kinds(path: Path) -> None:
 
 def _no_file(path: Path, mode: int) -> DataDamagedError:
     kind = _KINDS.get(stat.S_IFMT(mode), "a device") if mode else "a broken link"
-    return DataDamagedError(f"{path}: is {kind}, not a file. Remove it and get the file again.")
+    return DataDamagedError(
+        f"{path}: is {kind}, not a file. Replace it by the file, or name another."
+    )
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:

@@ -70,7 +70,7 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 def _explained(action: str, path: Path, error: OSError) -> IncompleteError | StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return IncompleteError(
-            f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
+            f"cannot {action} {path}: {error.strerror}. Finished work is kept. "
             "Free some space, then run the same command again to resume."
         )
     advice = ". Raise the limit: ulimit -n" if error.errno == errno.EMFILE else ""

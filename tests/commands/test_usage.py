@@ -162,3 +162,23 @@ def test_version_is_one_line() -> None:
     assert (result.code, result.complaints) == (0, "")
     assert result.out.startswith("imagenet-prep ")
     assert result.out.count("\n") == 1
+
+
+def test_help_and_a_verb_are_its_help() -> None:
+    asked, shown = command.run("help", "amend"), command.run("amend", "--help")
+
+    assert (asked.code, asked.out) == (0, shown.out)
+    assert command.run("help").out.startswith("usage: imagenet-prep VERB")
+    unknown = command.run("help", "prepair")
+    assert (unknown.code, unknown.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("verb", "typed", "flag"),
+    [("amend", "--remove", "--exclude"), ("prepare", "--jobs", "--workers")],
+)
+def test_flags_of_other_programs_have_their_names_here(verb: str, typed: str, flag: str) -> None:
+    refused = command.run(verb, typed, "x")
+
+    assert refused.code == 2
+    assert f"Did you mean {flag}?" in refused.err

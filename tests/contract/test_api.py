@@ -25,7 +25,12 @@ __all__ = ["scenes"]
 
 PUBLIC = {
     name: importlib.import_module(name).__all__
-    for name in ("imagenet_prep.read", "imagenet_prep.evaluation", "imagenet_prep.errors")
+    for name in (
+        "imagenet_prep.read",
+        "imagenet_prep.verbs",
+        "imagenet_prep.evaluation",
+        "imagenet_prep.errors",
+    )
 }
 NAMES: list[str] = []
 for _module, _names in PUBLIC.items():
@@ -59,7 +64,7 @@ def test_the_page_lists_every_public_name() -> None:
 
     assert listed() == {
         **{module: set(names) for module, names in there.items()},
-        "imagenet_prep": {"__version__"},
+        "imagenet_prep": {"__version__", "verbs"},
     }
 
 

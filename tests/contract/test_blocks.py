@@ -20,6 +20,10 @@ README.md: Read a dataset
     e2e/test_documented_code.py
     test_readme_loop_reads_each_example_once_per_epoch
     the examples of two epochs, colours of their classes, states
+api.md: Commands as functions
+    e2e/test_documented_code.py
+    test_documented_functions_prepare_and_verify
+    digest of the dataset, notes of its damage
 api.md: Types
     e2e/test_documented_code.py
     test_the_page_of_types_reads_bytes
@@ -188,6 +192,10 @@ $ photographs.md: Your own photographs
     e2e/test_photographs.py
     test_photographs_are_stored_quarantined_or_counted
     each file: stored, quarantined or ignored
+$ week-two.md: Week two: a dataset that changes
+    e2e/test_week_two.py
+    test_new_versions_have_exactly_the_changes
+    keys and labels of all images of each split
 """
 # The same, but with the reason why no test executes the block instead of the value.
 ELSEWHERE = """

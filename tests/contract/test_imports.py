@@ -15,7 +15,7 @@ from tests.kit.command import PATIENCE_S
 
 FLOORS = "a package only imports packages of lower layers"
 PROGRAMS = "programs do not import each other, except for SageMaker's job, its container and launch"
-PIPELINES = "only the demo and the command line import pipelines"
+PIPELINES = "only the demo, the command line and the Python API import pipelines"
 BEAM = "only engine and pipelines.graph import Apache Beam"
 CLUSTER = "only the engine imports the code for clusters"
 READERS = "only read.tfdata, read.dali and trainer import TensorFlow, PyTorch, DALI and Horovod"

@@ -21,12 +21,14 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import column
+from imagenet_prep.dataset import column, manifest
 from imagenet_prep.read import ColumnWriter, Reader, make_dataset
 from imagenet_prep.read.receipt import of_run
 from tests.kit import blocks
 from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
+from tests.kit.faults import flip_bit
+from tests.kit.miniature import miniature_for_tests
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, colours, dali, scenes
 from tests.kit.tfrecords import colour, wnid
 
@@ -97,6 +99,24 @@ def double_of_torch(encoder: Encoder) -> types.ModuleType:
 @pytest.fixture
 def copy(scenes: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(scenes, tmp_path / "set"))
+
+
+def test_documented_functions_prepare_and_verify(
+    shared_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {
+        "/data/ilsvrc2012": str(miniature_for_tests(shared_cache).root),
+        "/data/imagenet-480": str(tmp_path / "set"),
+        "short_side=480": "short_side=64, allow_subset=True",
+    }
+    names = blocks.run("api.md: Commands as functions", changes)
+    written = manifest.loads((tmp_path / "set" / "dataset.json").read_bytes(), "dataset.json")
+    assert capsys.readouterr().out.split()[0] == names["made"]["digest"] == written.digest
+
+    shard = next((tmp_path / "set").glob("train-*"))
+    flip_bit(shard, 100)
+    blocks.run("api.md: Commands as functions", changes)
+    assert f"\n{shard.name}: record 0 " in capsys.readouterr().out
 
 
 def test_documented_latents_match_images_and_their_mirrors(

@@ -125,6 +125,14 @@ def test_each_job_has_its_own_valid_token() -> None:
     assert all(rendezvous.TOKEN.fullmatch(token) and len(token) >= 43 for token in tokens)
 
 
+@pytest.mark.parametrize("mode", ["File", "FastFile"])
+def test_input_mode_is_that_of_the_request(mode: str) -> None:
+    words = (*JOB, "--data", "s3://bucket/set", "--input-mode", mode, "--dry-run", "--", "train")
+    shown = command.run("sagemaker", *words)
+
+    assert shown.json["AlgorithmSpecification"]["TrainingInputMode"] == mode
+
+
 def test_a_file_system_is_mounted_read_only() -> None:
     where = "fsx:fs-0123456789abcdef0:/fsx/set"
     shown = command.run(

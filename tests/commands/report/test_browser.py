@@ -22,6 +22,7 @@ from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.report.conftest import SCREENSHOTS, Demo
 from tests.kit import command
 from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
+from tests.kit.pages import labels
 from tests.kit.shared import made_once
 from tests.kit.unplotted import without_plots
 
@@ -267,10 +268,11 @@ def test_screenshots_are_written_for_inspection(
     content = (demo.out / REPORT).read_text("utf-8")
     path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
     shown, _ = open_page(path)
-    # The picture contains the page's facts: tests/contract/test_pictures.py.
+    # The picture contains facts and labels of the page: tests/contract/test_pictures.py.
     facts = PngInfo()
     for name in ("program", "libraries"):
         facts.add_text(name, shown.locator(f"dt:text-is('{name}') + dd").text_content())
+    facts.add_text("labels", "\n".join(labels(content)))
     for width, scheme in itertools.product(WIDTHS, ("light", "dark")):
         shown.set_viewport_size({"width": width, "height": 1100})
         shown.emulate_media(color_scheme=scheme)

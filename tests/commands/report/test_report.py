@@ -27,10 +27,12 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import Demo
 from tests.kit import command
 from tests.kit.columns import make_column
+from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
 from tests.kit.hostile import manifests
 from tests.kit.messages import says, wording
+from tests.kit.pages import labels
 
 Report = Callable[..., str]
 
@@ -54,8 +56,8 @@ def test_page_has_the_facts_of_the_manifest(small: Demo) -> None:
     page = (small.out / "report.html").read_text("utf-8")
     manifest = json.loads((small.out / "dataset.json").read_bytes())
 
-    assert verdict(page).startswith("Not read, as a subset Checked on ")
-    assert "at level manifest: every file exists and has the expected size." in verdict(page)
+    assert verdict(page).startswith("Sound, as a subset Checked on ")
+    assert "at level decode: " in verdict(page)
     assert manifest["digest"] in page
     assert "torch.from_dlpack" in page
     of_tiles = [dict(tile["rows"])["class"] for tile in data(page)["tiles"]]
@@ -68,6 +70,14 @@ def test_page_has_the_facts_of_the_manifest(small: Demo) -> None:
     for line in (small.out / "quarantine.jsonl").read_text().splitlines():
         assert json.loads(line)["key"] in page
     assert str(small.out) in page
+
+
+def test_readmes_picture_has_the_labels_of_today(small: Demo) -> None:
+    with Image.open(REPOSITORY / "docs" / "report.png") as picture:
+        shown = picture.info["labels"].splitlines()
+
+    assert shown == labels((small.out / "report.html").read_text("utf-8")), "make picture"
+    assert shown[0] == "Sound, as a subset"
 
 
 def test_page_shows_mistakes_if_predictions_are_given(

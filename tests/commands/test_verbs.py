@@ -1,0 +1,174 @@
+"""The verbs as functions: the flags, results and errors of the commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import amend, duplicates, export, resize, verbs, verify
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
+from imagenet_prep.distribute.config import ReplicateConfig
+from imagenet_prep.pipelines import prepare
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.testing.miniature import Miniature
+from tests.kit import command
+from tests.kit.dataset import Reference, contents
+from tests.kit.faults import flip_bit
+
+CONFIGS: dict[str, Any] = {
+    "prepare": PrepareConfig,
+    "resize": resize.ResizeConfig,
+    "amend": amend.AmendConfig,
+    "verify": verify.VerifyConfig,
+    "replicate": ReplicateConfig,
+    "export": export.ExportConfig,
+    "duplicates": duplicates.DuplicatesConfig,
+}
+# These differ between two runs of the same command.
+OF_THE_RUN = ("seconds", "images_per_s", "out", "place", "manifest", "replicas", "digest")
+
+
+def function(verb: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(verbs, verb)
+    return found
+
+
+def told(result: Any) -> Any:
+    """Returns a result as `--json` prints it, without what differs between two runs."""
+    plain = json.loads(json.dumps(result, default=str))
+    return {name: value for name, value in plain.items() if name not in OF_THE_RUN}
+
+
+def words_of(flags: dict[str, Any]) -> list[str]:
+    words = []
+    for name, value in flags.items():
+        spelled = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(spelled)
+        else:
+            words += [spelled, ",".join(value) if isinstance(value, list) else str(value)]
+    return words
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("resize", {"output_dir": "new", "short_side": 32, "splits": ["validation"]}),
+    ("resize", {"output_dir": "new", "short_side": 32, "dry_run": True}),
+    ("amend", {"out": "new", "exclude": "keys.txt"}),
+    ("amend", {"out": "new", "exclude": "keys.txt", "dry_run": True}),
+    ("verify", {"level": "decode"}),
+    ("replicate", {"to": "new"}),
+    ("export", {"out": "new", "to": "webdataset", "split": ["validation"]}),
+    ("export", {"out": "new", "to": "croissant"}),
+    ("duplicates", {"out": "new", "splits": ["validation"]}),
+]
+
+
+@pytest.mark.parametrize(("verb", "flags"), CALLS)
+def test_result_is_what_json_prints(
+    reference: Reference,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    flags: dict[str, Any],
+) -> None:
+    table = next((reference.out / "samples").glob("validation-00000-*"))
+    (tmp_path / "keys.txt").write_text(table.read_text().splitlines()[1].split(",")[0] + "\n")
+
+    def given(folder: str) -> dict[str, Any]:
+        places: dict[Any, Path] = {"new": tmp_path / folder, "keys.txt": tmp_path / "keys.txt"}
+        return {name: places.get(str(value), value) for name, value in flags.items()}
+
+    result = function(verb)(reference.out, **given("api"))
+    assert capsys.readouterr().out == ""
+    printed = command.run(verb, reference.out, *words_of(given("command")), "--json")
+
+    assert printed.code == 0, printed
+    assert told(result) == told(json.loads(printed.out))
+    if not flags.get("dry_run"):
+        declared = typing.get_type_hints(inspect.signature(function(verb)).return_annotation)
+        assert result.keys() <= declared.keys()
+
+
+def test_prepare_makes_the_dataset_of_the_command(
+    mini: Miniature, reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = verbs.prepare(
+        source=str(mini.root), out=str(tmp_path / "set"), allow_subset=True, train_shards=4
+    )
+    assert capsys.readouterr().out == ""
+
+    assert made["splits"].keys() == {"train", "validation"}
+    assert made.keys() <= typing.get_type_hints(verbs.DatasetResult).keys()
+    assert verbs.verify(str(tmp_path / "set"))["digest"] == made["digest"]
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_arguments_are_the_flags_with_their_help(verb: str) -> None:
+    called = function(verb)
+    parameters = inspect.signature(called).parameters
+    fields = {field.name: field for field in dataclasses.fields(CONFIGS[verb])}
+
+    assert parameters.keys() == fields.keys()
+    assert called.__name__ == verb
+    for name, field in fields.items():
+        assert f"\n  {name}: " in (called.__doc__ or "")
+        if "flag" in field.metadata:
+            assert field.metadata["flag"].help in (called.__doc__ or "")
+
+
+def test_wrong_values_and_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="^--level deep: "):
+        verbs.verify(str(tmp_path), level="deep")
+    with pytest.raises(TypeError, match="lvel"):
+        function("verify")(str(tmp_path), lvel="crc")
+    with pytest.raises(UsageError):
+        verbs.verify(str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError):
+        verbs.amend(str(tmp_path), str(tmp_path / "out"))
+
+
+def test_problems_are_notes_of_the_error(prepared: Path) -> None:
+    shard = next(prepared.glob("train-0*"))
+    flip_bit(shard, 100)
+    (prepared / "labels.txt").unlink()
+    listed = command.run("verify", prepared)
+
+    with pytest.raises(DataDamagedError) as raised:
+        verbs.verify(str(prepared))
+
+    assert listed.code == raised.value.exit_code
+    assert raised.value.__notes__ == listed.out.splitlines()
+    assert str(raised.value) in listed.err
+
+
+def test_incomplete_replica_is_an_error_with_notes(reference: Reference, tmp_path: Path) -> None:
+    with pytest.raises(IncompleteError) as raised:
+        verbs.replicate(str(reference.out), str(tmp_path / "copy"), check=True)
+
+    missing = [note for note in raised.value.__notes__ if note.endswith(": missing")]
+    assert len(missing) > len(contents(reference.out)) / 2
+    assert all(note.startswith(f"{tmp_path / 'copy'}: ") for note in raised.value.__notes__)
+
+
+def test_results_decide_the_error(reference: Reference) -> None:
+    place = str(reference.out)
+    sound = {"problems": [], "cross": 0}
+    across = duplicates.DuplicatesConfig(place, out=place, fail_on="cross")
+    duplicates.judge(across, sound)
+    with pytest.raises(DataDamagedError):
+        duplicates.judge(across, {**sound, "cross": 1})
+    with pytest.raises(DataDamagedError):
+        duplicates.judge(across, {**sound, "problems": ["one"]})
+
+    checked = {**verbs.verify(place, level="manifest")}
+    with pytest.raises(StoreError):
+        verify.judge(verify.VerifyConfig(place), {**checked, "unreadable": ["one"]})
+    with pytest.raises(StoreError):
+        prepare.judge(PrepareConfig(source=place, out=place), {"refusal": "one"})

@@ -272,6 +272,27 @@ def machine() -> str:
     return f"{today}, {cores} cores of {model}, Python {platform.python_version()}, load {load:.1f}"
 
 
+def versions(python: str | Path, packages: Sequence[str]) -> dict[str, str]:
+    """Returns the version of each of some packages that an environment has."""
+    code = (
+        "import importlib.metadata, json\n"
+        "installed = importlib.metadata.distributions()\n"
+        "print(json.dumps([(each.name, each.version) for each in installed]))"
+    )
+    names = {re.sub(r"[-_.]+", "-", package.lower()): package for package in packages}
+    found = {}
+    for name, version in json.loads(run([python, "-c", code], sample=False).stdout):
+        package = names.get(re.sub(r"[-_.]+", "-", name.lower()))
+        if package:
+            found[package] = version
+    return found
+
+
+def versions_line(installed: Mapping[str, str]) -> str:
+    """Returns versions in one line."""
+    return ", ".join(f"{package} {version}" for package, version in sorted(installed.items()))
+
+
 def finish(title: str, text: str, raw: Any, path: Path | None) -> None:
     """Prints a benchmark's result and writes the raw figures if requested."""
     where = machine()
@@ -338,6 +359,20 @@ def tree(root: int) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
+
+
+def cpu_of_tree(root: int) -> float:
+    """Returns the CPU seconds of a process, its session and all descendants.
+
+    Processes that have ended are included if their parents have waited for them.
+    """
+    ticks = 0
+    for pid in tree(root):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            # utime, stime, and the same of children.
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _rollup(pid: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ OURS_P = "P ours, 2 threads, header"
 OURS_P_COLD = "P ours, 2 threads, header, cold"
 # The choice of `--worker-kind auto` for inputs as large as ImageNet.
 OURS_P_LARGE = "P ours, 2 processes, header"
-PEERS_R = ("R MDS x2", "R WebDataset x2")
+WEBDATASET_R = "R WebDataset x2"
 WEBDATASET_P = "P WebDataset x2"
 
 
@@ -175,8 +175,7 @@ class Bench:
             OURS_R1: partial(self.ours, True, 1, "threads", "decode"),
         }
         if self.peers_venv:
-            rows["R MDS x2"] = partial(self._job, "mds", True, self.peers_venv)
-            rows["R WebDataset x2"] = partial(self._job, "webdataset", True, self.peers_venv)
+            rows[WEBDATASET_R] = partial(self._job, "webdataset", True, self.peers_venv)
         if s3:
             here = partial(self.ours, True, 1, "threads", "decode", shards=self._large_shards)
             from_s3 = partial(here, s3=s3)
@@ -195,7 +194,6 @@ class Bench:
             OURS_P_LARGE: partial(self.ours, False, 2, "processes", "header"),
         }
         if self.peers_venv:
-            rows["P MDS x2"] = partial(self._job, "mds", False, self.peers_venv)
             rows[WEBDATASET_P] = partial(self._job, "webdataset", False, self.peers_venv)
         rows |= {
             COLD_P: partial(self._copy, cold=True),
@@ -390,7 +388,7 @@ def _bars(results: dict[str, list[Result]]) -> str:
 
     bar("R: of the floor", OURS_R, [FLOOR_R], 0.95)
     bar("R: of the floor, md5 from download", OURS_R_CARRIED, [FLOOR_R], 1.0)
-    bar("R: against the best peer", OURS_R, PEERS_R, 2.5)
+    bar("R: against WebDataset", OURS_R, (WEBDATASET_R,), 2.5)
     bar("R: 2 workers against 1", OURS_R, [OURS_R1], 1.95)
     bar("R: 2 workers against 1, only shards", OURS_R, [OURS_R1], 1.95, alone=True)
     bar("R: to S3, against a folder", OURS_R_TO_S3, [OURS_R1_HERE], 0.95)
@@ -513,25 +511,8 @@ def _pillow(job: Job) -> Callable[[bytes], bytes]:
     return resize
 
 
-def _mds(job: Job) -> tuple[Part, Callable[[], None]]:
-    from streaming import MDSWriter
-    from streaming.base.util import merge_index
-
-    read = _reader(job.archive)
-    prepare = _pillow(job)
-    columns = {"key": "str", "image": "bytes", "wnid": "str"}
-
-    def part(number: int, members: Sequence[Member]) -> None:
-        with MDSWriter(out=f"{job.out}/{number}", columns=columns) as writer:
-            for member in members:
-                image = prepare(read(member))
-                writer.write({"key": member.name, "image": image, "wnid": member.wnid})
-
-    return part, lambda: merge_index(job.out, keep_local=True)
-
-
 def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
-    # Works without torch, which MDS needs, with a sixth of the memory.
+    # Without torch, it needs a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from webdataset import ShardWriter
 
@@ -552,7 +533,6 @@ def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
 TOOLS: dict[str, Tool] = {
     "floor": _floor,
     "codec": _codec,
-    "mds": _mds,
     "webdataset": _webdataset,
 }
 

@@ -103,6 +103,10 @@ static int same_mapping(const mapping *a, const mapping *b) {
          a->step == b->step && a->unit == b->unit && a->kernel == b->kernel;
 }
 
+static size_t bytes_of_filter(const filter *f) {
+  return (size_t)f->map.num_out * (sizeof *f->first + (size_t)f->taps * sizeof *f->weights);
+}
+
 static void forget_filter(filter *f) {
   free(f->first);
   free(f->weights);

@@ -291,6 +291,9 @@ static void write_row(const painter *p, ptrdiff_t y, int height, int width, uint
   if (p->o->planar) {
     for (int c = 0; c < 3; c++)
       write_items(p, (c * (ptrdiff_t)height + y) * width, colours[c], width, c);
+  } else if (p->o->item == BYTES && (height - 1 - y) * width >= COLOURS) {
+    /* More than a row is written, but the next rows replace the rest. */
+    p->interleave(p->o->to + 3 * y * width, colours[0], colours[1], colours[2], width);
   } else {
     p->interleave(pixels, colours[0], colours[1], colours[2], width);
     write_items(p, 3 * y * width, pixels, 3 * width, 0);

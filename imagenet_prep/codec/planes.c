@@ -41,7 +41,10 @@ enum {
   MAX_SCANS = 100,              /* as in dataset/jpeg.py, which checks this before */
   MAX_ROWS = 4 * 8,             /* rows of a component that libjpeg returns at once */
   STRIP = 64,                   /* number of rows that are resized before they are transposed */
-  NUM_FILTERS = 256,            /* number of cached filters; an image size needs four */
+  WAYS = 4,                     /* number of cached filters with the same hash, more than two */
+  NUM_SETS = 256,
+  NUM_FILTERS = WAYS * NUM_SETS,
+  MOST_FILTER_BYTES = 8 << 20,  /* about 1,000 filters of crops of 224 pixels take half of this */
   KEPT_BYTES = 4 << 20,         /* larger buffers are freed before the next image */
   NUM_CODES = 256,              /* at least the number of libjpeg's messages */
   /* Our codes for WARNING_EXTRANEOUS in a scan, if the bytes are only fill; and if they are not, or
@@ -71,6 +74,7 @@ typedef struct {
   struct decompress in;
   struct compress out;
   filter filters[NUM_FILTERS];
+  size_t filter_bytes;
   unsigned clock;
   buffer decoded[3], shrunk[3], strip, turned, jpeg;
   squarer square;
@@ -214,17 +218,29 @@ static void release_all(workspace *w, size_t above) {
 
 /* ---- Cached filters ---- */
 
+/* Forgets all filters but the last one that was used. */
+static void forget_filters(workspace *w) {
+  w->filter_bytes = 0;
+  for (filter *f = w->filters; f < w->filters + NUM_FILTERS; f++) {
+    if (f->used != w->clock) forget_filter(f);
+    w->filter_bytes += bytes_of_filter(f);
+  }
+}
+
 /* Returns the filter for a mapping, which is valid until the call after the next one. */
 static const filter *filter_for(workspace *w, const mapping *m) {
-  filter *oldest = &w->filters[0];
-  for (int i = 0; i < NUM_FILTERS; i++) {
-    filter *f = &w->filters[i];
+  uint64_t hash = ((uint64_t)m->origin * 31 + (uint64_t)m->step) * 31 + (uint64_t)m->unit;
+  hash *= UINT64_C(0x9E3779B97F4A7C15); /* Fibonacci hashing: the high bits depend on all bits */
+  filter *first = &w->filters[(hash >> 32) % NUM_SETS * WAYS], *oldest = first;
+  for (filter *f = first; f < first + WAYS; f++) {
     if (f->weights && same_mapping(&f->map, m)) {
       f->used = ++w->clock;
       return f;
     }
     if (f->used < oldest->used) oldest = f;
   }
+  if (w->filter_bytes > MOST_FILTER_BYTES) forget_filters(w);
+  w->filter_bytes -= bytes_of_filter(oldest);
   forget_filter(oldest);
   int64_t widest, taps = (2 * reach_of(m, &widest) + m->unit - 1) / m->unit;
   filter f = {*m, taps < m->num_in ? (int)taps : m->num_in, ++w->clock, NULL, NULL};
@@ -239,6 +255,7 @@ static const filter *filter_for(workspace *w, const mapping *m) {
     give_up(w, NO_MEMORY, "out of memory");
   }
   *oldest = f;
+  w->filter_bytes += bytes_of_filter(oldest);
   return oldest;
 }
 
@@ -266,18 +283,38 @@ static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stri
   }
 }
 
+/* Returns whether an axis is not resized: each kernel is 0 at all other samples. */
+static int is_equal(const mapping *m) {
+  return m->num_in == m->num_out && m->step == m->unit && !m->origin;
+}
+
 /* Resizes the height, transposes, resizes the width, and transposes back. So both axes use the
  * same kernel. Intermediate samples have 8 bits and stay in the cache. `out` must have space for
- * complete tiles: width and height are rounded up to 16. */
+ * complete tiles: width and height are rounded up to 16. An axis of equal size is not filtered. */
 static void resize_plane(workspace *w, const plane *in, const mapping *across, const mapping *down,
                          const plane *out, int mirrored) {
-  /* The second filter does not evict the first, since NUM_FILTERS is more than two. */
+  int equal_width = is_equal(across) && !mirrored, equal_height = is_equal(down);
+  if (equal_width && equal_height) {
+    for (int y = 0; y < out->height; y++)
+      memcpy(out->samples + y * out->stride, in->samples + y * in->stride, (size_t)out->width);
+    return;
+  }
+  /* The second filter does not evict the first, since WAYS is more than two. */
   const filter *fy = filter_for(w, down), *fx = filter_for(w, across);
   ptrdiff_t wide = round_up(in->width, VECTOR), high = round_up(out->height, VECTOR);
+  if (equal_width) {
+    blend_strip(w, out->samples, out->stride, in->samples, in->stride, fy, 0, out->height,
+                in->width, 0);
+    return;
+  }
   uint8_t *turned = room(w, &w->turned, (size_t)(high * wide));
   uint8_t *strip = room(w, &w->strip, (size_t)((wide > high ? wide : high) * STRIP));
   for (int top = 0; top < out->height; top += STRIP) {
     int rows = smaller(STRIP, out->height - top);
+    if (equal_height && rows == STRIP) { /* else tiles may leave the input */
+      transpose_all(w, turned + top, high, in->samples + top * in->stride, in->stride, rows, in->width);
+      continue;
+    }
     blend_strip(w, strip, wide, in->samples, in->stride, fy, top, rows, in->width, 0);
     transpose_all(w, turned + top, high, strip, wide, rows, in->width);
   }

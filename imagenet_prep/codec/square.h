@@ -295,6 +295,18 @@ static void mirror(uint8_t *row, int width) {
   }
 }
 
+/* Writes row `y` of the last stage from the same row of `in`; may change it. */
+static void paint_row(const painter *p, const stage *last, int y, uint8_t *row, const colours *in,
+                      int mirrored, uint8_t *room) {
+  int height = last->bottom - last->top, width = last->right - last->left;
+  uint8_t *rows[3];
+  for (int c = 0; c < 3; c++) {
+    rows[c] = row + c * in->width + (last->left - in->left);
+    if (mirrored) mirror(rows[c], width);
+  }
+  write_row(p, y - last->top, height, width, rows, room);
+}
+
 /* Resamples the picture in pictures[0] by all stages, and writes the result. */
 static int go_route(squarer *s, const route *r, colours now, const output *to) {
   int at = 0, is_mirrored = !to->mirrored;
@@ -318,20 +330,11 @@ static int go_route(squarer *s, const route *r, colours now, const output *to) {
       now = next;
     }
   const stage *last = &r->stages[r->num - 1];
+  uint8_t *room = grown(&s->row, room_of_row(last->right - last->left));
   const painter p = painter_of(s->simd, to);
-  int height = last->bottom - last->top, width = last->right - last->left;
-  uint8_t *room = grown(&s->row, room_of_row(width));
-  if (!room) return 0;
-  for (int y = 0; y < height; y++) {
-    uint8_t *rows[3];
-    for (int c = 0; c < 3; c++) {
-      rows[c] = now.pixels + (last->top - now.top + y) * row_of(&now) + c * now.width +
-                (last->left - now.left);
-      if (!is_mirrored) mirror(rows[c], width);
-    }
-    write_row(&p, y, height, width, rows, room);
-  }
-  return 1;
+  for (int y = last->top; room && y < last->bottom; y++)
+    paint_row(&p, last, y, now.pixels + (y - now.top) * row_of(&now), &now, !is_mirrored, room);
+  return room != NULL;
 }
 
 /* ---- Conversion of planes to colours ---- */
@@ -378,42 +381,53 @@ FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_
 }
 #endif
 
+/* As square_of, for row `y`, which is not resized; `rows` has space for 4 rows of `room` bytes. */
+static void make_row(const painter *p, enum simd simd, const route *r, int y, const plane *luma,
+                     const chroma *chromas, uint8_t *out, ptrdiff_t out_width, uint8_t *rows,
+                     ptrdiff_t room) {
+  int width = r->right - r->left;
+  const uint8_t *bright = luma->samples + (y - r->top) * luma->stride, *wide[2];
+  if (!chromas) {
+    for (int i = 0; i < 3; i++) memcpy(out + i * out_width, bright, (size_t)width);
+    return;
+  }
+  for (int i = 0; i < 2; i++) {
+    const chroma *h = &chromas[i];
+    int at = y / h->high - r->top / h->high, by = y & 1 ? at + 1 : at - 1;
+    if (h->high == 1 || (by < 0 && h->is_top) || by >= h->num_down) by = at;
+    const uint8_t *row = h->samples + at * h->stride, *near = h->samples + by * h->stride;
+    uint8_t *made = rows + i * room;
+    wide[i] = h->wide == 1 && h->high == 1 ? row : made;
+    if (wide[i] == row) continue;
+#if defined(__x86_64__)
+    if (simd == AVX2 && h->wide == 2) {
+      enlarge_avx2(made, row, near, h, width, (int16_t *)(void *)(rows + 2 * room));
+      continue;
+    }
+#endif
+    enlarge_plain(made, row, near, h, y, width);
+  }
+  p->make(bright, wide[0], wide[1], width, out, out + out_width, out + 2 * out_width);
+}
+
 /* Computes the colours of the pixels that the route needs, and writes its result. `luma` starts at
  * these pixels; `chromas` has two planes, or is NULL. Returns 0 if there is not enough memory. */
 static int square_of(squarer *s, const route *r, const plane *luma, const chroma *chromas,
                      const output *to) {
-  colours c = {NULL, 0, r->left, r->right, r->top, r->bottom};
+  int is_resized = r->num > 1 || r->stages[0].across || r->stages[0].down;
+  /* Without a resize, each row is written at once, so memory for one row is enough. */
+  colours c = {NULL, 0, r->left, r->right, r->top, is_resized ? r->bottom : r->top + 1};
   int width = c.right - c.left;
   ptrdiff_t room = round_up(width, LANES) + 2 * LANES;
-  uint8_t *rows = grown(&s->row, (size_t)(4 * room));
+  uint8_t *rows = grown(&s->row, (size_t)(4 * room) + room_of_row(width));
   if (!place(&s->pictures[0], &c) || !rows) return 0;
   const painter p = painter_of(s->simd, to);
-  for (int y = c.top; y < c.bottom; y++) {
-    uint8_t *out = c.pixels + (y - c.top) * row_of(&c);
-    const uint8_t *bright = luma->samples + (y - c.top) * luma->stride, *wide[2];
-    if (!chromas) {
-      for (int i = 0; i < 3; i++) memcpy(out + i * c.width, bright, (size_t)width);
-      continue;
-    }
-    for (int i = 0; i < 2; i++) {
-      const chroma *h = &chromas[i];
-      int at = y / h->high - c.top / h->high, by = y & 1 ? at + 1 : at - 1;
-      if (h->high == 1 || (by < 0 && h->is_top) || by >= h->num_down) by = at;
-      const uint8_t *row = h->samples + at * h->stride, *near = h->samples + by * h->stride;
-      uint8_t *made = rows + i * room;
-      wide[i] = h->wide == 1 && h->high == 1 ? row : made;
-      if (wide[i] == row) continue;
-#if defined(__x86_64__)
-      if (s->simd == AVX2 && h->wide == 2) {
-        enlarge_avx2(made, row, near, h, width, (int16_t *)(void *)(rows + 2 * room));
-        continue;
-      }
-#endif
-      enlarge_plain(made, row, near, h, y, width);
-    }
-    p.make(bright, wide[0], wide[1], width, out, out + c.width, out + 2 * c.width);
+  for (int y = r->top; y < r->bottom; y++) {
+    uint8_t *out = c.pixels + (is_resized ? y - c.top : 0) * row_of(&c);
+    make_row(&p, s->simd, r, y, luma, chromas, out, c.width, rows, room);
+    if (!is_resized) paint_row(&p, r->stages, y, out, &c, to->mirrored, rows + 4 * room);
   }
-  return go_route(s, r, c, to);
+  return is_resized ? go_route(s, r, c, to) : 1;
 }
 
 static void release_square(squarer *s, size_t above) {

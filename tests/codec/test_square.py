@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.codec import planes
-from imagenet_prep.core.errors import UsageError
 from tests.kit.codec import corpus, jpegs
+from tests.kit.codec.native import workspaces
 from tests.kit.codec.square import pillows
 from tests.kit.lengths import long_except
 
@@ -29,18 +29,6 @@ def ours(data: bytes, side: int, *, mirrored: bool = False, **how: Any) -> Any:
     found = np.zeros((side, side, 3), np.uint8)
     look = planes.Look(side, side, planes.BYTES, planes.SQUARE)
     return found if look.decode(data, complete, found, mirrored=mirrored, **how) else None
-
-
-def workspaces() -> list[planes.Workspace]:
-    """Returns one for each kind of vector code of this processor and each decoder."""
-    found = []
-    for simd in planes.SIMD.keys() - {"best"}:
-        for jpeg in ("own", "libjpeg"):
-            try:
-                found.append(planes.Workspace(planes.require(), simd, jpeg))
-            except UsageError:
-                continue  # this processor lacks it
-    return found
 
 
 def made(rng: np.random.Generator) -> bytes:

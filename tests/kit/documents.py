@@ -1,7 +1,8 @@
-"""The files of the repository that git lists, for tests of their content."""
+"""The files of the repository that git lists, and their tables, for tests of their content."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -36,3 +37,16 @@ def tracked(*suffixes: str) -> list[Path]:
 def read(path: Path) -> str:
     """Returns the text of a file; its path is relative to the root."""
     return (REPOSITORY / path).read_text("utf-8")
+
+
+def table_rows(text: str) -> dict[str, list[str]]:
+    """Returns the cells of each row of Markdown tables, by the first cell."""
+    lines = [line.strip("| \n") for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    return {row[0]: row[1:] for row in rows}
+
+
+def table_headers(text: str) -> list[list[str]]:
+    """Returns the cells of the header of each Markdown table."""
+    found = re.findall(r"^\|(.*)\|\n\| ?:?-", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in found]

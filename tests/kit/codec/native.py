@@ -18,6 +18,7 @@ import PIL
 
 from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import Policy
+from imagenet_prep.core.errors import UsageError
 from tests.kit.codec import corpus, jpegs
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.shared import made_once
@@ -157,3 +158,15 @@ def write(path: Path, jobs: Sequence[Job]) -> Path:
         for job in jobs:
             stream.write(struct.pack("<3I", job.height, job.width, len(job.data)) + job.data)
     return path
+
+
+def workspaces() -> list[planes.Workspace]:
+    """Returns one for each kind of vector code of this processor and each decoder."""
+    found = []
+    for simd in planes.SIMD.keys() - {"best"}:
+        for jpeg in ("own", "libjpeg"):
+            try:
+                found.append(planes.Workspace(planes.require(), simd, jpeg))
+            except UsageError:
+                continue  # this processor lacks it
+    return found

@@ -54,12 +54,13 @@ def agree(one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     assert one["loss"][-1] < one["loss"][0] / 2
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.tf
 @pytest.mark.horovod
 @pytest.mark.usefixtures("horovod")
-@pytest.mark.parametrize("script", ["keras_guide.py", "monitored_session.py"])
+@pytest.mark.parametrize(
+    "script", ["keras_guide.py", pytest.param("monitored_session.py", marks=pytest.mark.long)]
+)
 def test_a_script_for_tensorflow_trains_one_network(script: str, tmp_path: Path) -> None:
     ranks = told(launched(script, 2, tmp_path / "two", sys.executable))
     (one,) = told(launched(script, 1, tmp_path / "one", sys.executable))
@@ -72,7 +73,6 @@ def test_a_script_for_tensorflow_trains_one_network(script: str, tmp_path: Path)
         assert (tmp_path / "two.keras").exists()
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.mxnet
 def test_the_skeleton_for_mxnet_trains_one_network(mxnet_python: Path, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_flipped_bit_anywhere_is_found(dataset: Dataset) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("target", [FIRST, f"index/{FIRST}"], ids=["shard", "index"])
-def test_missing_file_or_folder_in_its_place_is_named(
+def test_missing_file_is_named(
     dataset: Dataset, target: str, level: str
 ) -> None:
     (dataset.root / target).unlink()

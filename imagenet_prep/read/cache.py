@@ -218,6 +218,10 @@ class _Copy:
         num_files = sum(len(shard.files) for shard in self._all_shards)
         self._ledger = Ledger(self._store, NOTES, 4 * num_files)  # columns add files
 
+    def close_folders(self) -> None:
+        """Closes the folders that the store keeps open."""
+        self._store.close_folders()
+
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Opens a file under a shared lock; if it is missing, fetches it and its index, if any."""
         path = self.root / item.name
@@ -396,6 +400,7 @@ class NodeCache:
         """Calls `stop`, and ends retries of failed fetches. Fetched files stay in the folder."""
         self._copy.ended.set()
         self.stop()
+        self._copy.close_folders()
 
     def _near(self) -> dict[str, Item]:
         """Returns, by name, the items that are awaited or in the current or next window."""

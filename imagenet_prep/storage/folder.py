@@ -91,9 +91,13 @@ class LocalStore:
                 self._refuse_foreign_work()
             folder = OpenFolder(self.root, name, make=make)
             if len(self._opened) >= _MOST_OPENED:
-                self._opened.clear()
+                self.close_folders()
             self._opened[name, make] = folder
         return folder
+
+    def close_folders(self) -> None:
+        """Closes the open folders; the next call opens them again."""
+        self._opened.clear()
 
     @property
     def local(self) -> LocalStore:
@@ -384,7 +388,7 @@ class LocalStore:
         with storage_errors("remove", self.path(name)):
             self._refuse_foreign_work()
             # On NFS, a new folder may have the inode number of a removed one that is still open.
-            self._opened.clear()
+            self.close_folders()
             with contextlib.suppress(FileNotFoundError):
                 with local_file.folder_inside(self.root, name):
                     pass  # it is a folder, not a link

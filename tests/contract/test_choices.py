@@ -41,9 +41,7 @@ def tests() -> str:
 
 
 @pytest.mark.parametrize(("flag", "value"), ALL)
-def test_each_choice_has_a_page_and_test(
-    pages: str, tests: str, flag: str, value: str
-) -> None:
+def test_each_choice_has_a_page_and_test(pages: str, tests: str, flag: str, value: str) -> None:
     spelled = re.escape(value)
     option = re.escape(flag.replace("_", "-"))
     documented = (

@@ -60,16 +60,21 @@ def key_of(address: str) -> str:
     return address.removeprefix(f"s3://{BUCKET}/")
 
 
-def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    """Returns the objects below a prefix or its address by name, including the work folder's."""
+def names(client: Any, prefix: str) -> list[str]:
+    """Returns the names of the objects below a prefix or its address, also of the work folder."""
     below = f"{key_of(prefix)}/"
     listing = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=below)
     entries = itertools.chain.from_iterable(page.get("Contents", ()) for page in listing)
-    keys = [each["Key"] for each in entries]
-    return {
-        key.removeprefix(below): client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-        for key in keys
-    }
+    return [each["Key"].removeprefix(below) for each in entries]
+
+
+def objects(client: Any, prefix: str) -> dict[str, bytes]:
+    """Returns the objects below a prefix or its address by name; nobody may remove them now."""
+    found = {}
+    for name in names(client, prefix):
+        key = f"{key_of(prefix)}/{name}"
+        found[name] = client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+    return found
 
 
 def uploads(client: Any, prefix: str) -> list[str]:

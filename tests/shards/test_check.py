@@ -164,9 +164,7 @@ def test_flipped_bit_anywhere_is_found(dataset: Dataset) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("target", [FIRST, f"index/{FIRST}"], ids=["shard", "index"])
-def test_missing_file_is_named(
-    dataset: Dataset, target: str, level: str
-) -> None:
+def test_missing_file_is_named(dataset: Dataset, target: str, level: str) -> None:
     (dataset.root / target).unlink()
     assert dataset.check(level=level).problems == [f"{target}: missing"]
 

@@ -103,12 +103,10 @@ def test_stalled_process_changes_nothing_later(
 @contextlib.contextmanager
 def first_holds_a_shard(peers: Peers) -> Iterator[tuple[Running, Running]]:
     """Yields two processes: the first stops in a shard, the second never takes it for lost."""
-    with (
-        peers.started("node1", step="shard") as first,
-        peers.started("node2", lost_after_s=NEVER_S) as second,
-    ):
+    with peers.started("node1", step="shard") as first:
         peers.await_held("node1", first)
-        yield first, second
+        with peers.started("node2", lost_after_s=NEVER_S) as second:
+            yield first, second
 
 
 def test_terminated_process_hands_its_claims_over(
@@ -224,7 +222,7 @@ def test_share_and_beam_cannot_be_combined(reference: Reference, out: Path) -> N
 def test_processes_of_several_machines_share_a_bucket(
     s3: Any, prefix: str, reference: Reference, tmp_path: Path, step: str
 ) -> None:
-    from tests.kit.s3_server import objects
+    from tests.kit.s3_server import names, objects
 
     def machine(name: str) -> Peers:
         folder = tmp_path / name
@@ -233,8 +231,8 @@ def test_processes_of_several_machines_share_a_bucket(
         return Peers(folder, words, {**s3.environment, "TMPDIR": str(folder)})
 
     def receipts_there() -> list[str]:
-        names = [name for name in objects(s3.client(), prefix) if "/receipts/" in name]
-        return [name for name in names if "write-" in name and "md5-" not in name]
+        there = [name for name in names(s3.client(), prefix) if "/receipts/" in name]
+        return [name for name in there if "write-" in name and "md5-" not in name]
 
     one, two, three = (machine(f"node{number}") for number in (1, 2, 3))
     with one.started("node1", step=step) as first:

@@ -32,7 +32,7 @@ def test_faulty_hosts_do_not_affect_the_others(hosts: Hosts, dataset: Path) -> N
     assert says("cannot-send-host-another-host", "ubuntu@node-4: node-3", "it sent").search(
         result.err
     )
-    assert says("failed-listed-above", "1", "4 replicas").search(result.err)
+    assert says("first", "1 of 4 replicas failed").search(result.err)
     assert "Traceback" not in result.out + result.err
     hosts.assert_whole(dataset, "10.0.0.2")
 

@@ -17,6 +17,7 @@ VERBS = {
     "resize": "make a dataset with smaller images from TFRecord shards that any program wrote",
     "adopt": "add a manifest, an index and labels to TFRecord shards from other programs",
     "amend": "make a new version of a dataset, with images excluded, relabelled or added",
+    "forget": "find an image and its copies everywhere, and remove them from a dataset for good",
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
     "diff": "compare the images of two datasets: presence, labels, bytes and sizes",
     "show": "show a dataset, its images by key or class, a shard, or the steps of a run",
@@ -41,7 +42,7 @@ _REPLACED = {
     "copyclust": "imagenet-prep replicate SET hosts:HOSTS:PATH",
 }
 # These verbs do no linear algebra, so they need no BLAS threads.
-_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
+_WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates", "forget")
 MODULES = {
     "prepare": "imagenet_prep.pipelines.prepare",
     "launch": "imagenet_prep.pipelines.launch",

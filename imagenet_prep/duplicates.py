@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from imagenet_prep.core import errors, program, terminal
-from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
@@ -87,6 +86,7 @@ class _Side:
     pieces: list[AnyPiece]
     kept: Store
     wnids: list[str]  # by class index
+    digest: str = ""  # of the manifest of a dataset
 
 
 def duplicates(config: DuplicatesConfig) -> Json:
@@ -133,6 +133,7 @@ def duplicates(config: DuplicatesConfig) -> Json:
     excluded = {piece.split: find.excluded(groups, piece.split) for piece in sides[0].pieces}
     result = {
         "places": [side.where for side in sides],
+        "digests": [side.digest for side in sides if side.digest],
         "images": len(images),
         **_counts(groups),
         "not_judged": int((images.sound & ~images.judged).sum()),
@@ -198,30 +199,13 @@ def _side(config: DuplicatesConfig, out: Store) -> _Side:
 def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     from imagenet_prep.matching import pictures
     from imagenet_prep.storage.dataset_store import open_dataset
-    from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(place)
     splits = [name for name in dataset.manifest.splits if name in wanted] or wanted
     pieces = pictures.of_set(dataset, splits, other=other)
-    kept = None if is_remote(place) and not place.startswith("s3://") else open_store(place)
-    kept = kept if kept and _takes_notes(kept) else out
-    return _Side(dataset.where, pieces, kept, list(dataset.classes.wnids))
-
-
-def _takes_notes(store: Store) -> bool:
-    """Returns whether the user may write hashes to the store of a dataset."""
-    from imagenet_prep.matching import pictures
-
-    try:
-        if store.as_folder is None:
-            store.write(f"{pictures.FOLDER}/definition", b"")
-            return True
-        with store.lock():
-            return True
-    except BusyError:
-        raise
-    except ImagenetPrepError:
-        return False
+    kept = pictures.store_of_rows(place, out)
+    wnids = list(dataset.classes.wnids)
+    return _Side(dataset.where, pieces, kept, wnids, dataset.manifest.digest)
 
 
 def _show_step(text: str) -> None:

@@ -189,6 +189,7 @@ def _pull_words(config: ReplicateConfig, part: Placement, columns: Sequence[str]
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
     words += ["--columns", ",".join(columns) or column.NONE]
     words += ["--repair"] if config.repair else []
+    words += ["--replace"] if config.replace else []
     words += ["--from-parent", config.from_parent] if config.from_parent else []
     for name in ("bandwidth_limit", "connections", "retries", "timeout"):
         words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
@@ -224,7 +225,7 @@ def _open_target(config: ReplicateConfig, source: Original) -> Replica | Bucket:
             connections=config.connections, timeout_s=config.timeout, retries=config.retries
         )
         store = BucketStore(config.to, access)
-        return Bucket(store, source.data, columns=source.columns)
+        return Bucket(store, source.data, columns=source.columns, replaces=config.replace)
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.storage.dataset_store import Dataset, refuse_inside
     from imagenet_prep.storage.store import open_store
@@ -233,7 +234,8 @@ def _open_target(config: ReplicateConfig, source: Original) -> Replica | Bucket:
     here = Path(config.dataset).expanduser()
     if here.is_dir():
         refuse_inside(str(root), Dataset(open_store(str(here)), source.data))
-    return Replica(root, source.data, config.placement(), source.columns)
+    part = config.placement()
+    return Replica(root, source.data, part, source.columns, replaces=config.replace)
 
 
 def _problems(

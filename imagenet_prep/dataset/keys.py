@@ -10,6 +10,7 @@ of a different class. All other images have the keys that images of other progra
 from __future__ import annotations
 
 import hashlib
+import hmac
 import io
 import os
 import re
@@ -190,11 +191,20 @@ def problem(key: str) -> str | None:
     return None
 
 
+def salted(salt: str, name: str) -> str:
+    """Returns the digest that replaces the key or a sha256 of a forgotten image, as hex digits.
+
+    It is HMAC-SHA256 of the UTF-8 bytes of `name`; `salt` has hex digits.
+    """
+    return hmac.digest(bytes.fromhex(salt), name.encode(), "sha256").hex()
+
+
 class ListedFile(NamedTuple):
     """An image file in a list that names images by their bytes, too."""
 
     num_bytes: int
     line: str  # the line that names the image by its key
+    salt: str = ""  # of a forgotten image, of which the list only has salted digests
 
 
 @dataclass(frozen=True)
@@ -208,7 +218,8 @@ class KeyList:
       keys: each line, with the line number of its first occurrence; at least one line.
       sha256: hash of the sorted lines, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
       repeated: numbers of the lines that repeat an earlier line.
-      files: the image files that the list names by their bytes, by sha256; see `exclusions`.
+      files: the image files that the list names by their bytes, by sha256; see `exclusions`. Of a
+        forgotten image, by the salted digests of its key and of its hashes.
       allows_unknown: whether to accept lines of no image, as in a list that is applied repeatedly.
     """
 
@@ -218,6 +229,19 @@ class KeyList:
     repeated: Sequence[int] = ()
     files: Mapping[str, ListedFile] = field(default_factory=dict)
     allows_unknown: bool = False
+
+    @cached_property
+    def salts(self) -> list[str]:
+        """The salts of forgotten images."""
+        return sorted({file.salt for file in self.files.values()} - {""})
+
+    def find(self, *names: str) -> ListedFile | None:
+        """Returns the listed image that has one of these sha256, or was forgotten with this key."""
+        for name in names:
+            for known in (*(salted(salt, name) for salt in self.salts), name):
+                if known in self.files:
+                    return self.files[known]
+        return None
 
     @cached_property
     def by_split(self) -> Mapping[str | None, Mapping[str, int]]:
@@ -309,6 +333,10 @@ class Lookup:
         """
         named, found = self.named[split], self._found[split]
         numbers = [named.get(key, 0) for key in keys]
+        for salt in self.listed.salts:
+            names = (salted(salt, key) for key in keys)
+            by_salt = (named.get(name, 0) for name in names)
+            numbers = [number or new for number, new in zip(numbers, by_salt, strict=True)]
         for number in numbers:
             found[number] = 1
         return numbers if split in self._chosen else [0] * len(keys)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +74,10 @@ class ManifestSource:
     members: int
     ignored: dict[str, int] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
+
+    def without(self, names: Collection[str]) -> ManifestSource:
+        """Returns the source without these names in `images`."""
+        return replace(self, images=[name for name in self.images if name not in names])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from json.encoder import encode_basestring as _quoted
 from typing import NamedTuple
@@ -12,13 +12,19 @@ from typing import NamedTuple
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.keys import VALIDATION_NAME, WNID
+from imagenet_prep.dataset.keys import VALIDATION_NAME, WNID, salted
 from imagenet_prep.dataset.settings import EXCLUDED
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
 # Reason of a repair: it cannot be known if the last bytes of the picture are missing.
 DOUBTFUL = "doubtful_end"
+# Reason of an exclusion whose line only has salted digests of the image's names.
+FORGOTTEN = "forgotten"
+# A dataset has one salt. The limit bounds the time to compare images with an untrusted list.
+_MOST_SALTS = 16
+SALT_BYTES = 16
+_SALT = re.compile(f"[0-9a-f]{{{2 * SALT_BYTES}}}")
 # Begins the action of a line of quarantine.jsonl that `resize` copied from its input.
 OF_INPUT = "input_"
 ENCODED_ANEW = "encoded as RGB JPEG"
@@ -142,6 +148,7 @@ class Incident:
         hashes, so that they are excluded under any name.
       sha256: of an excluded image that was stored, the hash of the stored image.
       source_bytes: size of the source file, if the image was stored.
+      salt: of a forgotten image: key, source_sha256 and sha256 are salted digests (`keys.salted`).
     """
 
     key: str
@@ -156,6 +163,7 @@ class Incident:
     source_sha256: str = ""
     sha256: str = ""
     source_bytes: int = 0
+    salt: str = ""
 
     @property
     def is_of_input(self) -> bool:
@@ -178,6 +186,25 @@ class Incident:
         sizes = {self.sha256: self.size, self.source_sha256: self.source_bytes or self.size}
         return {sha256: size for sha256, size in sizes.items() if sha256}
 
+    def forgotten(self, salt: str) -> Incident:
+        """Returns the line of this image after it was forgotten, which names nothing."""
+        hashes = {"source_sha256": self.source_sha256, "sha256": self.sha256}
+        digests = {name: salted(salt, sha256) for name, sha256 in hashes.items() if sha256}
+        return Incident(
+            key=salted(salt, self.key),
+            archive="",
+            offset=0,
+            size=self.size,
+            class_index=schema.NO_CLASS,
+            action=EXCLUDED,
+            reason=FORGOTTEN,
+            detail="key and hashes are salted digests",
+            split=self.split,
+            source_bytes=self.source_bytes,
+            salt=salt,
+            **digests,
+        )
+
     @property
     def line(self) -> bytes:
         """The line of quarantine.jsonl; the split is omitted if the key names it."""
@@ -188,7 +215,15 @@ class Incident:
 def parse_incident(line: bytes) -> Incident:
     """Returns the incident in a line of quarantine.jsonl; raises ValueError if it is invalid."""
     incident = strict_json.parse_record(Incident, line)
+    if incident.salt and not _SALT.fullmatch(incident.salt):
+        raise ValueError(f"the salt {incident.salt[:40]!r} is not {2 * SALT_BYTES} hex digits")
     return incident if incident.split else replace(incident, split=_split_in(incident.key))
+
+
+def require_few_salts(salts: Collection[str]) -> None:
+    """Raises ValueError if a list has more different salts than a dataset can have."""
+    if len(salts) > _MOST_SALTS:
+        raise ValueError(f"more than {_MOST_SALTS - 1} different salts, expected 1")
 
 
 def _split_in(key: str) -> str:

@@ -112,6 +112,7 @@ class Amendment:
     # The digest covers the sorted [split, key, class index, sha256 of its file] lists.
     add: ListDigest | None = None
     splits: tuple[str, ...] = ()  # the lists are only for these splits; () for all
+    forget: ListDigest | None = None  # forgotten images; the digest is salted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
 --allow-unknown.
 
 `read_exclusions` reads the list of an --exclude flag: keys, or the quarantine.jsonl of a dataset. A
-quarantine.jsonl names the images that were excluded from its dataset, by key and by bytes.
+quarantine.jsonl names the images that were excluded from its dataset, by key and by bytes, or, if
+they were forgotten, by salted digests of both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import AddressKind, flag, switch
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.keys import KeyList, ListedFile
-from imagenet_prep.dataset.member import parse_incident
+from imagenet_prep.dataset.member import parse_incident, require_few_salts
 
 
 def data_set(
@@ -64,9 +65,12 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
         return replace(keys.parse_list(path, data), allows_unknown=allows_unknown)
     listed: list[str] = []
     files: dict[str, ListedFile] = {}
+    salts: set[str] = set()
     for number, line in enumerate(data.splitlines(), start=1):
         try:
             incident = parse_incident(line)
+            salts.add(incident.salt)
+            require_few_salts(salts)
         except ValueError as error:
             raise UsageError(
                 f"{path}: line {number:,} is not a line of a {schema.QUARANTINE}: {error}"
@@ -78,7 +82,9 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
         split = incident.split
         listed.append(keys.with_split(split, incident.key) if split else incident.key)
         for sha256, num_bytes in incident.sizes.items():
-            files[sha256] = ListedFile(num_bytes, listed[-1])
+            files[sha256] = ListedFile(num_bytes, listed[-1], incident.salt)
+        if incident.salt:
+            files[incident.key] = ListedFile(incident.size, listed[-1], incident.salt)
     of_keys = keys.parse_list(path, "\n".join(listed).encode())
     digest = strict_json.digest([of_keys.sha256, files])
     return KeyList(of_keys.path, of_keys.keys, digest, (), files, allows_unknown)

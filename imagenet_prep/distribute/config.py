@@ -23,7 +23,7 @@ class ReplicateConfig(Settings):
     groups = {  # noqa: RUF012
         "Dataset and target": "dataset to from_parent",
         "Parts of a dataset": "columns mode copies part",
-        "Check and repair": "check repair",
+        "Check and repair": "check repair replace",
         "Transfer and result": "bandwidth_limit connections dry_run json",
     }
     dataset: str = data_set(
@@ -59,6 +59,11 @@ class ReplicateConfig(Settings):
     )
     check: bool = switch(help="read every byte of the replicas and report problems; copy nothing")
     repair: bool = switch(help="read every byte first, then replace damaged and missing files")
+    replace: bool = switch(
+        help="replace an older version of the dataset at the target, from which amend or forget "
+        "made this one",
+        without=("check",),
+    )
     dry_run: bool = switch(help="print the bytes to copy and the estimated time; copy nothing")
     bandwidth_limit: float = flag(
         0.0,

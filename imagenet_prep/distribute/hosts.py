@@ -69,7 +69,13 @@ def _origin(value: Any) -> str:
 
 
 # The body is the manifest, then each column.json. "columns" has the size of each column.json.
-_TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
+_TO_LOOK = {
+    "protocol": count,
+    "columns": _sizes,
+    "prove": flag,
+    "placement": _placement,
+    "replaces": flag,
+}
 _TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
 
 _TO_GIVE = dict.fromkeys(("root", "address", "path", "python"), word)
@@ -149,7 +155,9 @@ class HostRequest:
         """Returns fields for a message to a host; they describe `body` and the host's part."""
         sizes = {name: len(data) for name, data in self.columns.items()}
         placement = dataclasses.astuple(self.placements[address])
-        return {"protocol": PROTOCOL, "columns": sizes, "placement": placement}
+        replaces = self.config.replace
+        fields = {"columns": sizes, "placement": placement, "replaces": replaces}
+        return {"protocol": PROTOCOL, **fields}
 
 
 def ask(num_files: Mapping[str, int], request: HostRequest) -> list[Json | ImagenetPrepError]:

@@ -48,7 +48,8 @@ def serve(root: Path, channel: Channel) -> int:
         if begin.kind not in ("look", "store"):
             raise BrokenError(f"expected 'look' or 'store', got {begin.kind}")
         data, columns = documents(begin.body, begin.fields["columns"])
-        replica = Replica(root, data, begin.fields["placement"], columns)
+        replaces = begin.fields["replaces"]
+        replica = Replica(root, data, begin.fields["placement"], columns, replaces=replaces)
         if begin.kind == "look":
             _look(replica, channel, prove=begin.fields["prove"])
             return errors.EXIT_DONE

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.store import Store
 
 
+# The manifest of an older version, until all its files are replaced or removed.
+_OLDER = f"{schema.WORK}/older.json"
+# Begins the name of the folder of `duplicates` with hashes of all images.
+_HASHES = "hashes-"
+
+
 class Target:
     """A replica: in a folder (`Replica`) or below a prefix of a bucket (`Bucket`).
 
@@ -43,8 +49,12 @@ class Target:
         data: bytes,
         placement: Placement = WHOLE,
         columns: Mapping[str, bytes] | None = None,
+        *,
+        replaces: bool = False,
     ) -> None:
+        """`replaces`: an older version of the dataset, which the target has, is replaced."""
         self.store = store
+        self._replaces = replaces
         require_file(store)
         self.manifest = manifest.loads(data, schema.MANIFEST)
         self.placement = placement
@@ -63,12 +73,18 @@ class Target:
         ours = self.manifest.digest
         # The same bytes need not be parsed. Different bytes may still be the same dataset.
         digest = ours if theirs is None or theirs == self._data else _digest(theirs)
-        if digest != ours:
+        is_older = digest in {step.parent for step in self.manifest.settings.amendments}
+        if is_older and not self._replaces:
+            raise UsageError(
+                f"{self.store.where()} has an older version of this dataset (manifest "
+                f"{digest[:16]}). To replace it, use --replace; or choose a different target."
+            )
+        if digest != ours and not is_older:
             raise UsageError(
                 f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
                 f"{ours[:16]}). Remove it, or choose a different target."
             )
-        for entry in self.columns:
+        for entry in () if is_older else self.columns:
             self._refuse_other_column(entry)
         odd = sorted(stray_files(self.store, [*filter(schema.parse_shard_name, self.names)]))
         if odd:
@@ -107,7 +123,11 @@ class Target:
     def unfinished(self) -> list[FileProblem]:
         """Returns the problems of the manifest and of each column.json."""
         column_problems = [self._problem(name) for name in self._last if name != schema.MANIFEST]
-        return [problem for problem in (self.manifest_problem(), *column_problems) if problem]
+        problems = [problem for problem in (self.manifest_problem(), *column_problems) if problem]
+        if self.store.size(_OLDER) is not None:
+            text = f"{_OLDER}: files of an older version are not removed yet"
+            problems.append(FileProblem(text, is_missing=True))
+        return problems
 
     def withdraw(self, lacking: Iterable[DatasetFile]) -> None:
         """Removes the manifest and each column.json that would list missing files."""
@@ -119,7 +139,27 @@ class Target:
             self._withdraw()
 
     def _withdraw(self) -> None:
+        theirs = self._read(schema.MANIFEST)
+        if theirs is not None and self._replaces and _digest(theirs) != self.manifest.digest:
+            self.store.write(_OLDER, theirs)
         self.store.remove(schema.MANIFEST)
+
+    def _remove_older(self) -> None:
+        """Removes what is left of the older version that this replica has replaced."""
+        older = self._read(_OLDER)
+        if older is None:
+            return
+        old = manifest.loads(older, self.store.where(_OLDER))
+        names = {file.name for file in old.files_of(old.splits)}
+        names.add(schema.SIGNATURE)
+        for name in of_store.names(self.store):
+            folder = column.folder_name(name)
+            names.update(f"{folder}/{file}" for file in self.store.names(folder))
+        self.store.remove(*sorted(names - self.names - self._last.keys()))
+        for name in self.store.list_folder(schema.WORK):
+            if name.startswith(_HASHES):
+                self.store.remove_tree(f"{schema.WORK}/{name}")
+        self.store.remove(_OLDER)
 
     def adopt_files(self, parent: Store, lacking: Iterable[DatasetFile]) -> None:
         """Links or copies missing files from another replica, without verifying them."""
@@ -142,6 +182,7 @@ class Target:
         for name, data in self._last.items():
             if self._read(name) != data:
                 self.store.write(name, data)
+        self._remove_older()
 
     def _read(self, name: str) -> bytes | None:
         return self.store.read(name) if self.store.size(name) is not None else None
@@ -173,8 +214,10 @@ class Replica(Target):
         data: bytes,
         placement: Placement = WHOLE,
         columns: Mapping[str, bytes] | None = None,
+        *,
+        replaces: bool = False,
     ) -> None:
-        super().__init__(LocalStore(root), data, placement, columns)
+        super().__init__(LocalStore(root), data, placement, columns, replaces=replaces)
         self._ledger = Ledger(
             self.store,
             f"{schema.WORK}/replica-{self.manifest.digest[:16]}.jsonl",

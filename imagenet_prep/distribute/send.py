@@ -257,7 +257,8 @@ class Hop:
         self.receiver = Process(
             settings["address"], settings["python"], words, FROM_STORING, silence_s
         )
-        same = {name: settings[name] for name in ("columns", "origin", "prove", "parent")}
+        names = ("columns", "origin", "prove", "parent", "replaces")
+        same = {name: settings[name] for name in names}
         placement = dataclasses.astuple(settings["placement"])
         self.receiver.channel.begin(
             "store", give.body, protocol=PROTOCOL, placement=placement, **same

@@ -27,7 +27,7 @@ from imagenet_prep.core import children, strict_json
 from imagenet_prep.hosts.commands import SSH_OPTIONS, Ending, Login, Tail, command_on, plain, start
 
 # The version of the messages, which must be the same at both ends.
-PROTOCOL = 4
+PROTOCOL = 5
 
 CHUNK_BYTES = 1 << 20
 MAX_TEXT = 4000

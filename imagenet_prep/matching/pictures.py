@@ -27,7 +27,14 @@ import numpy as np
 from imagenet_prep import engine
 from imagenet_prep.codec import decoding
 from imagenet_prep.core import small_files, strict_json
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
+from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.errors import (
+    BadImageError,
+    BusyError,
+    DataDamagedError,
+    ImagenetPrepError,
+    UsageError,
+)
 from imagenet_prep.dataset import example, record_files, samples, schema
 from imagenet_prep.dataset.example import GivenUpError, ShardProblems
 from imagenet_prep.dataset.manifest import Shard
@@ -38,7 +45,7 @@ from imagenet_prep.sources.source import IndexTask, StoredSource
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.local_file import new_file, removed_on_failure
-from imagenet_prep.storage.store import Readable, Store
+from imagenet_prep.storage.store import Readable, Store, open_store
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -187,7 +194,37 @@ class SourcePiece:
         return self.source.images.read(self._members[self._keys[number]])
 
 
-AnyPiece = ShardPiece | SourcePiece
+@dataclass(frozen=True)
+class GivenPiece:
+    """Single images, as bytes. Picklable."""
+
+    images: tuple[bytes, ...]
+    split: str = ""
+    where: str = "the given images"
+    other: bool = False
+
+    @functools.cached_property
+    def name(self) -> str:
+        """A digest of the images."""
+        return strict_json.digest([hashlib.sha256(data).hexdigest() for data in self.images])
+
+    def samples(self) -> Iterator[Sample]:
+        """Yields a line for each image; its key is its number."""
+        for number, data in enumerate(self.images):
+            stored = (len(data), *decoding.size(data), hashlib.sha256(data).hexdigest())
+            yield Sample(str(number), 0, *stored, samples.KEPT, "", *stored)
+
+    def seen(self, problems: ShardProblems) -> Iterator[Seen]:  # noqa: ARG002 - as in ShardPiece
+        """Yields the hashes of each image; raises BadImageError if one cannot be decoded."""
+        for number, data in enumerate(self.images):
+            yield Seen(number, search.of(data))
+
+    def read(self, number: int) -> bytes:
+        """Returns the image with this number."""
+        return self.images[number]
+
+
+AnyPiece = ShardPiece | SourcePiece | GivenPiece
 
 
 @dataclass(frozen=True)
@@ -212,6 +249,24 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
             for shard in dataset.shards(split)
         ]
     return pieces
+
+
+def store_of_rows(place: str, otherwise: Store) -> Store:
+    """Returns the store for the rows of a dataset: its own, if the user may write there."""
+    if is_remote(place) and not place.startswith("s3://"):
+        return otherwise
+    store = open_store(place)
+    try:
+        if store.as_folder is None:
+            store.write(f"{FOLDER}/definition", b"")
+        else:
+            with store.lock():
+                pass
+    except BusyError:
+        raise
+    except ImagenetPrepError:
+        return otherwise
+    return store
 
 
 def hash_all(

@@ -20,7 +20,7 @@ from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import formats, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.keys import KeyList, salted
 from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
 from imagenet_prep.dataset.samples import Sample
@@ -39,10 +39,11 @@ class _Kind(IntEnum):
     """What the dataset says about an image of the folder; the first kind that applies counts."""
 
     KNOWN = 0  # it is stored, or was quarantined and still cannot be decoded
-    EXCLUDED = 1  # by an earlier step
-    HELD_OUT = 2  # it is in a different part of the same source split
-    DIFFERENT = 3  # its key is stored with different bytes
-    NEW = 4
+    FORGOTTEN = 1
+    EXCLUDED = 2  # by an earlier step
+    HELD_OUT = 3  # it is in a different part of the same source split
+    DIFFERENT = 4  # its key is stored with different bytes
+    NEW = 5
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,13 @@ class Additions:
         `refused` has the first keys that an earlier step has excluded.
         """
         refused = self.skipped.get(_Kind.EXCLUDED, ())
+        forgotten = len(self.skipped.get(_Kind.FORGOTTEN, ()))
         return {
             "new": len(self.all_members),
             "known": len(self.skipped.get(_Kind.KNOWN, ())),
             "held_out": len(self.skipped.get(_Kind.HELD_OUT, ())),
             "excluded": len(refused) + len(self.excluded),
+            "forgotten": forgotten,
             "refused": sorted(refused)[:_MOST_NAMED],
             "ignored": formats.together(dict(part.ignored) for part in self.source.parts),
         }
@@ -124,6 +127,8 @@ def sentences(counts: Json) -> list[str]:
         numbers += f" ({counts['stored']:,} stored, {counts['quarantined']:,} quarantined)"
     numbers += f", {counts['known']:,} known, {counts['held_out']:,} held out, "
     lines = [f"{numbers}{counts['excluded']:,} excluded"]
+    if counts["forgotten"]:
+        lines[0] += f", {counts['forgotten']:,} forgotten, which no flag adds"
     if counts["refused"]:
         lines.append(
             f"not added, because an earlier step has excluded them: {some(counts['refused'])}. "
@@ -233,11 +238,10 @@ class AdditionComparison:
             if kind != _Kind.NEW:
                 skipped[kind].append(member.key)
                 continue
-            is_listed = member.key in listed.get(split, ())
-            if exclude and split in listed:
-                is_listed = is_listed or sha256 in exclude.files
-            if is_listed:
-                excluded.append(excluded_incident(member, split, sha256))
+            file = exclude.find(member.key, sha256) if exclude and split in listed else None
+            if file is not None or member.key in listed.get(split, ()):
+                salt = file.salt if file else ""
+                excluded.append(excluded_incident(member, split, sha256, salt=salt))
             elif QUARANTINED in self._actions(image) and not is_usable(split, member):
                 skipped[_Kind.KNOWN].append(member.key)
                 continue
@@ -278,14 +282,24 @@ class AdditionComparison:
 
     def _compare_with_lines(self, *, readmit: bool) -> None:
         origins = {*self._origins.values()}
-        for line in dataset_store.incidents(self._dataset.store, self._dataset.manifest):
+        lines = [*dataset_store.incidents(self._dataset.store, self._dataset.manifest)]
+        index_of = {"": self._index}
+        for salt in {line.salt for line in lines} - {""}:
+            index_of[salt] = {
+                (origin, salted(salt, name)): images
+                for (origin, name), images in self._index.items()
+            }
+        for line in lines:
+            index = index_of[line.salt]
             # A line of version 0.1.0 may not tell its split.
             is_known = line.split in self._origins
             origins_of_line = {self._origins[line.split]} if is_known else origins
             names = [(origin, line.key) for origin in origins_of_line]
             names += itertools.product(origins, line.sizes if line.is_excluded else ())
-            for image in itertools.chain.from_iterable(self._index.get(n, ()) for n in names):
-                if line.is_excluded:
+            for image in itertools.chain.from_iterable(index.get(name, ()) for name in names):
+                if line.salt:
+                    self._note(image, _Kind.FORGOTTEN)
+                elif line.is_excluded:
                     self._lines[image].append(line)
                     if not readmit:
                         self._note(image, _Kind.EXCLUDED)

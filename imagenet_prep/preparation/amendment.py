@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -28,13 +29,14 @@ from imagenet_prep.core import errors, strict_json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError, some
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import column, samples, schema, settings, tfds
+from imagenet_prep.dataset import column, keys, samples, schema, settings, tfds
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.jpeg import KEEP, RULES
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import (
     QUARANTINED,
     REPAIRED,
+    SALT_BYTES,
     Incident,
     Member,
     PreparedImage,
@@ -60,9 +62,11 @@ from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset, refuse_inside
 from imagenet_prep.storage.local_file import new_file, removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Stat, as_file, hashed
-from imagenet_prep.storage.store import Readable, Store
+from imagenet_prep.storage.store import Readable, Store, read_note
 
 _FIRST_KEYS = 10
+# The salt of an unfinished run that forgets images.
+_SALT = f"{schema.WORK}/salt"
 
 
 class Carrier:
@@ -271,6 +275,8 @@ class AmendJob:
             add.summary if add else None,
             self.request.narrowing,
         )
+        if self.request.salt:
+            step = Amendment(self.manifest.digest, forget=self._forgotten(num_excluded))
         steps = [*self.made.amendments, step]
         return WantedDataset(
             settings.amended(self.manifest.splits, steps, self.base),
@@ -280,6 +286,13 @@ class AmendJob:
             subset=True,
             name=tfds.name_of(self.dataset.tfds_info),
         )
+
+    def _forgotten(self, num_stored: int) -> ListDigest:
+        """Returns the number of forgotten images, and a salted digest of their names."""
+        request = self.request
+        listed = request.exclude.sha256 if request.exclude else None
+        digest = strict_json.digest([listed, sorted(request.forgotten)])
+        return ListDigest(num_stored + len(request.forgotten), keys.salted(request.salt, digest))
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
         """Returns the transform that encodes new images like the existing ones of a split."""
@@ -323,6 +336,18 @@ def _keep_undamaged(data: bytes, *, any_colorspace: bool) -> PreparedImage:
     image = keep(data)
     prove_stored(data, image.height, image.width, any_colorspace=any_colorspace)
     return image
+
+
+def salt_for(dataset: Dataset, out: Store) -> str:
+    """Returns the salt for the lines of forgotten images: a dataset and its versions have one."""
+    finished = dataset_store.committed_dataset(out, out.list_folder())
+    for known in filter(None, (dataset, finished)):
+        for line in dataset_store.incidents(known.store, known.manifest):
+            if line.salt:
+                return line.salt
+    if out.size(_SALT) is not None:
+        return read_note(out, _SALT, str)
+    return secrets.token_hex(SALT_BYTES)
 
 
 def refuse(dataset: Dataset, out: Store) -> None:
@@ -369,8 +394,12 @@ def run(job: AmendJob, store: Store) -> Json:
             # A run that held the lock may have finished the dataset.
             unfinished = output.left()
             if unfinished:
+                if job.request.salt:
+                    # A repeated run needs the same salt.
+                    store.write(_SALT, strict_json.dumps(job.request.salt))
                 output.begin(unfinished, job.manifest.shard_names)
                 columns_of_run = _write(job, output)
+                store.remove(_SALT)
     summary = output.end()
     amended = Dataset.at(store)
     changes = _summary(job)
@@ -498,6 +527,9 @@ def _commit(job: AmendJob, output: Output, written: Mapping[str, WrittenShard]) 
     }
     new = [*chain.from_iterable(shard.incidents for shard in written.values())]
     sources = [*parent.sources]
+    if job.request.salt:
+        named = {keys.with_split(*image) for image in _excluded(job) | job.request.forgotten}
+        sources = [source.without(named) for source in sources]
     if job.add and (job.add.all_members or job.add.excluded):
         new += job.add.excluded
         sources.append(job.add.as_source(sources))
@@ -505,7 +537,7 @@ def _commit(job: AmendJob, output: Output, written: Mapping[str, WrittenShard]) 
     draft = Draft(
         splits=splits,
         classes=job.dataset.classes,
-        incidents=[*_kept_incidents(job, new), *new],
+        incidents=[*_kept_incidents(job), *new],
         sources=sources,
         lacks=parent.lacks,
         plan_digest=strict_json.digest([shard.sha256 for shard in shards]),
@@ -515,9 +547,22 @@ def _commit(job: AmendJob, output: Output, written: Mapping[str, WrittenShard]) 
     return row_counts
 
 
-def _kept_incidents(job: AmendJob, new: Sequence[Incident]) -> Iterator[Incident]:
+def _excluded(job: AmendJob) -> set[tuple[str, str]]:
+    """Returns split and key of the stored images that the run excludes."""
+    excluded: set[tuple[str, str]] = set()
+    for change in job.changes:
+        split = split_of(change.name)
+        excluded.update((split, key) for key in change.excluded)
+    return excluded
+
+
+def _kept_incidents(job: AmendJob) -> Iterator[Incident]:
     """Yields the lines of the parent that the amended dataset keeps."""
-    excluded = {(line.split, line.key) for line in new if line.is_excluded}
+    excluded = _excluded(job)
+    salt = job.request.salt
+    forgotten = excluded | job.request.forgotten if salt else set()
+    # The split of a line of version 0.1.0 may be unknown.
+    forgotten |= {("", key) for _, key in forgotten}
     class_of: dict[tuple[str, str], int] = {}
     for change in job.changes:
         split = split_of(change.name)
@@ -530,7 +575,9 @@ def _kept_incidents(job: AmendJob, new: Sequence[Incident]) -> Iterator[Incident
         is_stored = line.action.endswith(REPAIRED)
         if line in replaced or (is_stored and image in excluded):
             continue
-        if is_stored and image in class_of:
+        if image in forgotten:
+            line = line.forgotten(salt)
+        elif is_stored and image in class_of:
             line = replace(line, class_index=class_of[image])
         yield line
 

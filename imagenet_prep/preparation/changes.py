@@ -40,10 +40,13 @@ _HEADER = ["key", "class"]
 
 
 class ShardChange(NamedTuple):
-    """The change of one shard: excluded keys, new class indices by key, and images to add."""
+    """The change of one shard: excluded images, new class indices by key, and images to add.
+
+    `excluded` maps each key to the salt for its line, or to "" if the line names the image.
+    """
 
     shard: Shard
-    excluded: frozenset[str]
+    excluded: Mapping[str, str]
     relabelled: Mapping[str, int]
     added: tuple[Member, ...]
 
@@ -62,12 +65,20 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class ChangeRequest:
-    """All requested changes: images to exclude, relabel or add."""
+    """All requested changes: images to exclude, relabel or add.
+
+    Attributes:
+      salt: the images of `exclude` are forgotten, and their lines have this salt; "" if not.
+      forgotten: further images to forget, as (split, key): they are not stored, but have a line in
+        quarantine.jsonl.
+    """
 
     exclude: KeyList | None = None
     relabel: Relabels | None = None
     add: Additions | None = None
     splits: tuple[str, ...] | None = None  # the lists are only for these splits; None for all
+    salt: str = ""
+    forgotten: frozenset[tuple[str, str]] = frozenset()
 
     def __post_init__(self) -> None:
         for listed in self.lists:
@@ -161,7 +172,7 @@ def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[Shar
     changes: list[ShardChange] = []
     by_bytes = _named_by_bytes(exclude, dataset) if exclude else {}
     for name in splits:
-        recognised = by_bytes.get(name, set()) if name in chosen else set()
+        recognised = by_bytes.get(name, {}) if name in chosen else {}
         shard_changes = _changes_in(request, exclude, relabel, name, dataset, seed, recognised)
         changes += [change for change in shard_changes if any(change[1:])]
     for line in request.add.excluded if request.add else ():
@@ -173,15 +184,15 @@ def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[Shar
     return changes
 
 
-def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, set[str]]:
-    """Returns the keys of the images that a list names by their bytes, by split."""
-    files = exclude.listed.files
-    found: dict[str, set[str]] = {}
-    for name, split in dataset.manifest.splits.items() if files else ():
+def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, dict[str, str]]:
+    """Returns the salt of each image that a list names by bytes or as forgotten, by split, key."""
+    listed = exclude.listed
+    found: dict[str, dict[str, str]] = {}
+    for name, split in dataset.manifest.splits.items() if listed.files else ():
         for sample in itertools.chain.from_iterable(dataset.rows(split.shards)):
-            file = files.get(sample.source_sha256) or files.get(sample.sha256)
+            file = listed.find(sample.key, sample.source_sha256, sample.sha256)
             if file is not None:
-                found.setdefault(name, set()).add(sample.key)
+                found.setdefault(name, {})[sample.key] = file.salt
                 exclude.recognised.add(file.line)
     return found
 
@@ -193,7 +204,7 @@ def _changes_in(
     name: str,
     dataset: Dataset,
     seed: int,
-    by_bytes: set[str],
+    by_bytes: Mapping[str, str],
 ) -> Iterable[ShardChange]:
     """Yields the change of each shard of a split, which may be empty."""
     split = dataset.manifest.splits[name]
@@ -221,7 +232,8 @@ def _changes_in(
             new_class = request.relabel.class_of[line]
             if new_class != class_of[key]:
                 relabelled[key] = new_class
-        excluded = frozenset(_lines_by_key(exclude, name, class_of)) | (class_of.keys() & by_bytes)
+        named = _lines_by_key(exclude, name, class_of).keys() | (class_of.keys() & by_bytes.keys())
+        excluded = {key: by_bytes.get(key, request.salt) for key in named}
         if len(excluded) == shard.examples and not added[number]:
             emptied.append(shard.name)
         yield ShardChange(shard, excluded, relabelled, tuple(added[number]))
@@ -232,8 +244,8 @@ def _changes_in(
 def without_images(shards: Sequence[str]) -> UsageError:
     """Returns the error for shards that would lose all their images."""
     return UsageError(
-        f"--exclude leaves no image in {some(shards)}, and no shard may be empty. Keep at least "
-        "one image in each shard, or prepare the dataset again with fewer shards."
+        f"no image would remain in {some(shards)}, and no shard may be empty. Keep at least one "
+        "image in each shard, or prepare the dataset again with fewer shards."
     )
 
 
@@ -314,7 +326,8 @@ class AmendWork:
                 if sample.key in change.excluded:
                     self._demand(payload, sample, f"{where}: record {record.number}")
                     split = split_of(change.name)
-                    excluded.append(excluded_record(change.name, split, sample))
+                    salt = change.excluded[sample.key]
+                    excluded.append(excluded_record(change.name, split, sample, salt))
                     continue
                 index = change.relabelled.get(sample.key)
                 if index is not None:

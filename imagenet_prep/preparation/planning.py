@@ -26,6 +26,7 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import class_list, schema
+from imagenet_prep.dataset.keys import KeyList, ListedFile
 from imagenet_prep.dataset.member import (
     NO_BOXES,
     Boxes,
@@ -379,17 +380,29 @@ class Planner:
             if member.key in named:
                 is_stored[row] = False
                 excluded.append(member.key)
-        files = exclusions.listed.files
-        sizes = {file.num_bytes for file in files.values()}
+        for row, member, file in self._recognised(exclusions.listed, lists, is_stored):
+            is_stored[row] = False
+            excluded.append(member.key)
+            exclusions.recognised.add(file.line)
+        exclusions.lines(split, excluded)
+
+    def _recognised(
+        self, listed: KeyList, lists: JoinedLists, is_stored: Array
+    ) -> Iterator[tuple[int, Member, ListedFile]]:
+        """Yields stored rows that a list names by their bytes, or as forgotten keys."""
+        if listed.salts:
+            rows = np.flatnonzero(is_stored)
+            for row, member in zip(rows.tolist(), lists.members(rows), strict=True):
+                file = listed.find(member.key)
+                if file is not None:
+                    yield row, member, file
+        sizes = {file.num_bytes for file in listed.files.values()}
         images = self.selection.images(self.store.local) if sizes else None
         if images is not None:
             for row, member in _stored(lists, "size", sizes, is_stored):
-                file = files.get(hash_of(member, images))
+                file = listed.find(hash_of(member, images))
                 if file is not None:
-                    is_stored[row] = False
-                    excluded.append(member.key)
-                    exclusions.recognised.add(file.line)
-        exclusions.lines(split, excluded)
+                    yield row, member, file
 
     def _taken(self, split: str, choice: ChosenRows) -> Counter[str]:
         """Counts stored images per source part, and those with boxes, which it adds to lines."""

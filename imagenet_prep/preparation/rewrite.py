@@ -55,7 +55,7 @@ class RewriteWork:
     store: Store
     labelling: Labelling
     count_colorspaces: bool  # whether to count images that are kept although they are not RGB
-    excluded: Mapping[str, frozenset[str]]
+    excluded: Mapping[str, Mapping[str, str]]
     renamed: Mapping[str, Mapping[int, str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
@@ -63,7 +63,7 @@ class RewriteWork:
         md5 = hashlib.md5(usedforsecurity=False)
         counts = existing_set.Counts()
         incidents: list[Incident] = []
-        excluded = self.excluded.get(shard.name, frozenset())
+        excluded = self.excluded.get(shard.name, {})
         samples: dict[str, Sample] = {}
         if excluded and shard.listed:
             rows = dataset_store.sample_rows(self.store, shard.listed)
@@ -82,7 +82,8 @@ class RewriteWork:
                     raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
                     sample = samples[member.key]
-                    incidents.append(excluded_record(shard.name, shard.split, sample))
+                    salt = excluded[member.key]
+                    incidents.append(excluded_record(shard.name, shard.split, sample, salt))
                     continue
                 counts.add(member)
                 counts.not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
@@ -114,8 +115,8 @@ class ResizeJob:
     quiet: bool = False
 
     @cached_property
-    def excluded(self) -> dict[str, frozenset[str]]:
-        """The keys of excluded images, by shard."""
+    def excluded(self) -> dict[str, Mapping[str, str]]:
+        """The excluded images by shard, as in `ShardChange`."""
         if self.exclude is None:
             return {}
         require_samples(self.found.manifest, self.found.store.where())

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ def require_same_source(job: PrepareJob, output: Output, *, note: bool = True) -
 def require_same_shards(
     source: TfrecordSet,
     splits: Iterable[str],
-    excluded: Mapping[str, frozenset[str]],
+    excluded: Mapping[str, Collection[str]],
     output: Output,
     *,
     note: bool,
@@ -119,7 +119,7 @@ def require_same_shards(
             changes[split] += _other_classes(manifest, labelling.classes, answers)
         if source.manifest and source.manifest.has_samples:
             images = [
-                partial(_kept, source.store, shard, excluded.get(shard.name, frozenset()))
+                partial(_kept, source.store, shard, excluded.get(shard.name, ()))
                 for shard in source.manifest.splits[split].shards
             ]
             found = _differences(output.store, manifest, [split], images, differs)
@@ -210,7 +210,7 @@ def _quarantined(store: Store, manifest: Manifest) -> set[_Facts]:
     return {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
 
 
-def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tuple[_Facts, Sample]]:
+def _kept(store: Store, shard: Shard, excluded: Collection[str]) -> Iterator[tuple[_Facts, Sample]]:
     for sample in dataset_store.sample_rows(store, shard):
         if sample.key not in excluded:
             yield (sample.key, sample.class_index, sample.num_bytes), sample

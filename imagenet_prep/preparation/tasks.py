@@ -166,17 +166,21 @@ class ShardTask(NamedTuple):
     name: str
 
 
-def excluded_incident(member: Member, split: str, source_sha256: str = "") -> Incident:
-    """Returns the incident of a source image that --exclude lists."""
+def excluded_incident(
+    member: Member, split: str, source_sha256: str = "", *, salt: str = ""
+) -> Incident:
+    """Returns the incident of a source image that --exclude lists; `salt` hides its names."""
     detail = "the list of --exclude has it"
-    return Incident(*member[:5], EXCLUDED, "listed", detail, split, source_sha256)
+    excluded = Incident(*member[:5], EXCLUDED, "listed", detail, split, source_sha256)
+    return excluded.forgotten(salt) if salt else excluded
 
 
-def excluded_record(shard: str, split: str, sample: Sample) -> Incident:
-    """Returns the incident of a stored image that --exclude lists; its offset is 0."""
+def excluded_record(shard: str, split: str, sample: Sample, salt: str) -> Incident:
+    """Returns the incident of an excluded stored image; its offset is 0, and `salt` may be ""."""
     member = Member(sample.key, shard, 0, sample.num_bytes, sample.class_index)
     excluded = excluded_incident(member, split, sample.source_sha256)
-    return replace(excluded, sha256=sample.sha256, source_bytes=sample.source_bytes)
+    excluded = replace(excluded, sha256=sample.sha256, source_bytes=sample.source_bytes)
+    return excluded.forgotten(salt) if salt else excluded
 
 
 def hash_of(member: Member, images: MemberReader) -> str:

@@ -273,10 +273,13 @@ def _excluded(
 ) -> Iterator[Incident]:
     """Yields the incidents of the excluded images, with the hashes of their files."""
     images = job.selection.images(unpacked)
+    exclusions = job.selection.exclusions
     for split, members in inventory.excluded_members(plans):
         images.will_need(members)
         for member in members:
-            yield excluded_incident(member, split, source_sha256=hash_of(member, images))
+            sha256 = hash_of(member, images)
+            file = exclusions.listed.find(member.key, sha256) if exclusions else None
+            yield excluded_incident(member, split, sha256, salt=file.salt if file else "")
 
 
 def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]:

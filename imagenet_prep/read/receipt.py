@@ -529,15 +529,7 @@ def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
 
     Raises DataDamagedError if the log is damaged or a link, and UsageError if it names an address.
     """
-    try:
-        with open(LocalStore(log.parent).open(log.name, os.O_RDONLY), "rb") as file:
-            segments = parse(_bounded_lines(file, log), str(log))
-    except OSError as error:
-        raise UsageError(
-            f"{log}: cannot be read: {error.strerror}. Give the --log-dir of a run"
-        ) from error
-    except StoreError as error:
-        raise DataDamagedError(f"{log}: is a link or not a regular file.") from error
+    segments = segments_of(log)
     state = segments[-1].state  # the dataset may have moved since the first start
     if data_dir is None:
         data_dir = _local_folder(state.data_dir, log)
@@ -547,11 +539,30 @@ def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
             f"{dataset.where}: its digest is {dataset.manifest.digest[:16]}, but the run read a "
             f"dataset with the digest {state.dataset[:16]}. Pass that dataset with --trained-on SET"
         )
+    return dataset, receipt_for(dataset, segments, log)
+
+
+def segments_of(log: Path) -> list[Segment]:
+    """Returns the segments in the log of a run; raises as `of_run`."""
+    try:
+        with open(LocalStore(log.parent).open(log.name, os.O_RDONLY), "rb") as file:
+            return parse(_bounded_lines(file, log), str(log))
+    except OSError as error:
+        raise UsageError(
+            f"{log}: cannot be read: {error.strerror}. Give the --log-dir of a run"
+        ) from error
+    except StoreError as error:
+        raise DataDamagedError(f"{log}: is a link or not a regular file.") from error
+
+
+def receipt_for(dataset: Dataset, segments: Sequence[Segment], log: Path) -> Receipt:
+    """Returns the receipt of a run on a dataset; raises DataDamagedError if they do not match."""
+    state = segments[-1].state
     if state.split not in dataset.manifest.splits:
         raise DataDamagedError(f"{log}: {dataset.where} has no split {state.split[:80]!r}")
     shards = dataset.manifest.splits[state.split].shards
     classes = functools.partial(_class_indices, dataset, state.split)
-    return dataset, Receipt(segments, [shard.examples for shard in shards], classes)
+    return Receipt(segments, [shard.examples for shard in shards], classes)
 
 
 def _class_indices(dataset: Dataset, split: str) -> npt.NDArray[np.int64]:

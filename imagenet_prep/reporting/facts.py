@@ -149,6 +149,8 @@ class DatasetFacts:
 
     def class_name(self, class_index: int) -> tuple[str, str]:
         """Returns WNID and words of a class, or a substitute if labels.txt is damaged."""
+        if class_index == schema.NO_CLASS:
+            return "", ""  # a forgotten image
         if 0 <= class_index < len(self.classes):
             return self.classes[class_index]
         return f"class {class_index}", ""
@@ -204,20 +206,20 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     If `source` is None, archives are read at the paths that this user's `prepare` recorded.
     """
     store = dataset.store
-    replicas = _lines(store, schema.REPLICAS, ReplicaNote)
     facts = DatasetFacts(
         dataset,
         classes=_classes(dataset),
         incidents=[
             line
             for line in _lines(store, schema.QUARANTINE, Incident)
-            if all(0 <= n < _MAX_COUNT for n in (line.class_index, line.offset, line.size))
+            if all(0 <= n < _MAX_COUNT for n in (line.offset, line.size))
+            if schema.NO_CLASS <= line.class_index < _MAX_COUNT
         ],
         problems=list(problems),
         columns=[
             _column(dataset, name) for name in _unless_refused(store.list_folder, schema.COLUMNS)
         ],
-        replicas=list({line.where: line for line in replicas}.values()),
+        replicas=replicas_of(store),
     )
     if source is not None:
         facts.source = source
@@ -229,6 +231,12 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     _read_receipts(facts)
     _read_tables(facts)
     return facts
+
+
+def replicas_of(store: Readable) -> list[ReplicaNote]:
+    """Returns the last note about each replica that was made from a dataset."""
+    lines = _lines(store, schema.REPLICAS, ReplicaNote)
+    return [*{line.where: line for line in lines}.values()]
 
 
 def index_of(facts: DatasetFacts, shard: str, numbers: Container[int]) -> dict[int, str]:

@@ -173,7 +173,7 @@ def _last_lines(summary: Json) -> list[str]:
     for step in summary.get("amendments", ()):
         lists = (
             f"{name} {step[name]['images']:,} ({step[name]['sha256'][:16]})"
-            for name in ("exclude", "relabel", "add")
+            for name in ("exclude", "forget", "relabel", "add")
             if name in step
         )
         lines.append(printable(f"amended: {step['parent'][:16]}, {', '.join(lists)}"))

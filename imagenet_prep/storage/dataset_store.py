@@ -29,7 +29,7 @@ from imagenet_prep.dataset import class_list, column, consistency, manifest, sam
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.column import Placement
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, require_samples
-from imagenet_prep.dataset.member import Incident, parse_incident
+from imagenet_prep.dataset.member import Incident, parse_incident, require_few_salts
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.ledger import find_source
@@ -364,6 +364,7 @@ def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]
     if of and not listed:
         return
     digest = hashlib.sha256()
+    salts: set[str] = set()
     where = store.where(schema.QUARANTINE)
     try:
         if store.size(schema.QUARANTINE) is None:
@@ -371,7 +372,10 @@ def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]
         with store.open_file(schema.QUARANTINE) as opened:
             file = as_file(hashed(opened, [digest]))
             while line := file.readline(_MOST_LINE_BYTES):
-                yield parse_incident(line)
+                incident = parse_incident(line)
+                salts.add(incident.salt)
+                require_few_salts(salts)
+                yield incident
         if of and digest.hexdigest() not in listed:
             raise ValueError(f"sha256 {digest.hexdigest()} is not in {schema.MANIFEST}")
     except ValueError as error:

@@ -161,6 +161,7 @@ class DuplicatesResult(TypedDict, total=False):
     """What `duplicates` returns; the groups are in `pairs.csv` in the folder `out`."""
 
     places: list[str]
+    digests: list[str]
     images: int
     groups: int
     cross: int

@@ -354,6 +354,34 @@ def _amend(theatre: Theatre) -> Scene:
     return Scene(words, root, out)
 
 
+def _forgotten(theatre: Theatre) -> tuple[Path, Path]:
+    """Returns a version without one image, whose salt later versions have, and a list of keys."""
+    root = dataset(theatre)
+    changes = make_changes(root, theatre.disk / "changes")
+    version = theatre.disk / "version"
+    words = ["forget", str(root), "--keys", str(changes.exclude), "--exact", "--out", str(version)]
+    theatre.story.undisturbed(words)
+    listed = changes.exclude.with_name("asked")
+    listed.write_text(f"{changes.relabelled}\n")
+    return version, listed
+
+
+def _forget(theatre: Theatre) -> Scene:
+    """Makes `forget` of one image of a version."""
+    root, listed = _forgotten(theatre)
+    out = theatre.disk / "out"
+    words = ["forget", str(root), "--keys", str(listed), "--exact", "--out", str(out)]
+    return Scene([*words, "--search", str(theatre.disk), "--workers", "1"], root, out)
+
+
+def _replace_version(theatre: Theatre) -> Scene:
+    """Makes `replicate --replace` of a dataset by the version without one image."""
+    root, _ = _forgotten(theatre)
+    copy = theatre.disk / "copy"
+    theatre.story.undisturbed(["replicate", str(theatre.disk / "set"), "--to", str(copy)])
+    return Scene(["replicate", str(root), "--to", str(copy), "--replace"], root, copy)
+
+
 def _export(theatre: Theatre, to: str) -> Scene:
     """Makes `export` in one format."""
     root = dataset(theatre)
@@ -411,6 +439,8 @@ SCENES: dict[str, Callable[[Theatre], Scene]] = {
     "resize, second split": _add_split,
     "resize --force": _replace,
     "amend": _amend,
+    "forget": _forget,
+    "replicate --replace": _replace_version,
     "export --to folder": partial(_export, to="folder"),
     "export --to webdataset": partial(_export, to="webdataset"),
     "duplicates": _duplicates,

@@ -146,10 +146,19 @@ DATASETS = (
     "resize, second split",
     "resize --force",
     "amend",
+    "forget",
 )
 FORMATS = ("folder", "tfds", "webdataset", "parquet", "recordio")
 EXPORTS = tuple(f"export --to {name}" for name in FORMATS)
-OTHERS = ("replicate --repair", "download", *EXPORTS, "duplicates", "diff", "report")
+OTHERS = (
+    "replicate --repair",
+    "replicate --replace",
+    "download",
+    *EXPORTS,
+    "duplicates",
+    "diff",
+    "report",
+)
 WRITERS = (*DATASETS, *OTHERS)
 # Each kind of output once. The first two have a manifest after each split, so that the rows
 # of `WRITERS` do not hold for them.
@@ -161,6 +170,7 @@ PRODUCTS = (
     "adopt",
     "adopt --out",
     "amend",
+    "forget",
     "download",
     *EXPORTS,
     "duplicates",

@@ -45,7 +45,7 @@ REFUSED = {
     "num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "
     "start_offset stretch worker_kind",
     "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode "
-    "part python repair retries timeout wait",
+    "part python repair replace retries timeout wait",
     "report": "compare labels level other out predictions seed source training",
     "launch": "check_timeout cycle_time_ms detach dry_run env fusion_threshold_mb grace "
     "mpi mpi_args network_interface rank_logs servers stall_timeout status stop "

@@ -156,6 +156,18 @@ $ amend.md: Make a new dataset from an existing one
     e2e/test_documented_commands.py
     test_amend_page_excludes_and_relabels_listed_images
     labels of all images
+$ forget.md: A person asks for removal
+    e2e/test_documented_commands.py
+    test_forget_page_removes_photograph_and_replaces_replica
+    the images of the new version and the places
+$ forget.md: Replace the replicas
+    e2e/test_documented_commands.py
+    test_forget_page_removes_photograph_and_replaces_replica
+    the digest of the replica
+$ forget.md: The image stays out
+    e2e/test_documented_commands.py
+    test_forget_page_removes_photograph_and_replaces_replica
+    the images of the dataset
 $ diff.md: Compare two datasets, or find a photograph in one
     e2e/test_documented_commands.py
     test_diff_page_finds_changed_and_stored_images

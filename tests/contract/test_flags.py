@@ -46,6 +46,8 @@ adopt
   --workers 0 in [0, )
 amend
   --workers 0 in [0, )
+forget
+  --workers 0 in [0, )
 replicate
   --copies 1 in (, )
   --bandwidth-limit 0.0 in [0, )
@@ -172,6 +174,8 @@ resize
 adopt
   [--folder] --data-dir
 amend
+  [--dataset] --data-dir
+forget
   [--dataset] --data-dir
 replicate
   [--dataset] --data-dir

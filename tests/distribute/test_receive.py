@@ -112,10 +112,10 @@ def test_invented_files_and_messages_are_refused(
         b"",
         b"no message\n",
         FILE,
-        b'["store",3,{"protocol":4,"columns":{},"origin":"../x","prove":false,"placement":[0,1,1]}]\nabc',
-        b'["look",0,{"protocol":4,"columns":{},"prove":0,"placement":[0,1,1]}]\n',
-        b'["look",0,{"protocol":4,"columns":{},"prove":false,"placement":[0,0,0]}]\n',
-        b'["look",0,{"protocol":4,"columns":{},"prove":false,"placement":[0,1]}]\n',
+        b'["store",3,{"protocol":5,"columns":{},"replaces":false,"origin":"../x","prove":false,"placement":[0,1,1]}]\nabc',
+        b'["look",0,{"protocol":5,"columns":{},"replaces":false,"prove":0,"placement":[0,1,1]}]\n',
+        b'["look",0,{"protocol":5,"columns":{},"replaces":false,"prove":false,"placement":[0,0,0]}]\n',
+        b'["look",0,{"protocol":5,"columns":{},"replaces":false,"prove":false,"placement":[0,1]}]\n',
     ],
 )
 def test_malformed_first_messages_end_the_receiver(tmp_path: Path, first: bytes) -> None:

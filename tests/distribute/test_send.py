@@ -78,6 +78,7 @@ def given(
         "python": "python3",
         "origin": "origin-" + "0" * 32,
         "prove": False,
+        "replaces": False,
         "columns": {},
         "placement": WHOLE,
         "parent": "",

@@ -18,7 +18,8 @@ import pytest
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.read import make_dataset
-from tests.kit import blocks, command, evaluation_datasets
+from tests.kit import blocks, command, evaluation_datasets, layouts
+from tests.kit.codec import corpus
 from tests.kit.dataset import split_records
 from tests.kit.evaluation_datasets import put
 from tests.kit.messages import says
@@ -149,6 +150,31 @@ def test_amend_page_excludes_and_relabels_listed_images(machine: Machine) -> Non
     without = {name: label for name, label in before.items() if name != first}
     assert labels(machine.dataset("imagenet-480-clean")) == without
     assert labels(machine.dataset("imagenet-480-v2")) == before | {second: 0}
+
+
+def test_forget_page_removes_photograph_and_replaces_replica(machine: Machine) -> None:
+    anna, *others = corpus.photographs(6)
+    for number, data in enumerate([anna, anna, *others]):
+        name = f"{('rose', 'tulip')[number % 2]}/{number}.jpg"
+        layouts.write(machine.root / "photographs" / name, data)
+    (machine.root / "anna.jpg").write_bytes(anna)
+    machine.run("imagenet-prep prepare photographs /data/flowers --train-shards 2")
+    machine.run("imagenet-prep replicate /data/flowers /data/backup")
+    preview, made = machine.typed("$ forget.md: A person asks for removal")
+    for place in ("flowers", "backup"):
+        assert f": {machine.dataset(place)}\n" in preview.out
+        assert f": {machine.dataset(place)}\n" in made.out
+    remaining = {f"{number}.jpg" for number in range(2, 7)}
+    assert {each.filename for each in split_records(machine.dataset("flowers-2"), "train")} == (
+        remaining
+    )
+
+    machine.typed("$ forget.md: Replace the replicas")
+    digest = manifest(machine.dataset("flowers-2"))["digest"]
+    assert manifest(machine.dataset("backup"))["digest"] == digest
+    machine.typed("$ forget.md: The image stays out")
+    kept = {each.filename for each in split_records(machine.dataset("new"), "train")}
+    assert kept == remaining
 
 
 def test_diff_page_finds_changed_and_stored_images(machine: Machine) -> None:

@@ -22,6 +22,7 @@ VERBS = (
     "resize",
     "adopt",
     "amend",
+    "forget",
     "verify",
     "replicate",
     "diff",

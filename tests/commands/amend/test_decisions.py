@@ -173,6 +173,7 @@ def test_standing_list_is_applied_with_allow_unknown(excluded: Path, tmp_path: P
         "known": 6,
         "held_out": 0,
         "excluded": 3,
+        "forgotten": 0,
         "refused": ["cat/2.jpg", "dog/5.jpg"],
         "ignored": {},
         "stored": 1,

@@ -172,8 +172,15 @@ FIRST: dict[str, Callable[..., bytes]] = {
         prove=False,
         placement=[0, 1, 1],
         parent="",
+        replaces=False,
     ),
     "look": lambda manifest: line(
-        "look", manifest, protocol=PROTOCOL, columns={}, prove=True, placement=[0, 1, 1]
+        "look",
+        manifest,
+        protocol=PROTOCOL,
+        columns={},
+        prove=True,
+        placement=[0, 1, 1],
+        replaces=False,
     ),
 }

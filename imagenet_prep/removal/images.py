@@ -1,0 +1,170 @@
+"""Finds the images of a dataset to forget, and makes the amend job that forgets them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from imagenet_prep import engine
+from imagenet_prep.core.errors import BadImageError, UsageError
+from imagenet_prep.dataset import keys
+from imagenet_prep.dataset.keys import KeyList, Lookup
+from imagenet_prep.matching import copies, pictures, search
+from imagenet_prep.matching.find import SAME_BYTES
+from imagenet_prep.preparation import amendment
+from imagenet_prep.preparation.changes import ChangeRequest
+from imagenet_prep.removal.traces import TracedImage, images_with, stored_images
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.store import Store
+
+LISTED = "listed"
+
+
+class Picture(NamedTuple):
+    """A file of --image."""
+
+    path: str
+    data: bytes
+
+
+@dataclass
+class FoundImages:
+    """The images to forget.
+
+    Attributes:
+      images: the stored images, by their lines in a list of keys.
+      how: how each image was found: LISTED, or a kind of duplicate.
+      lines: images, as (split, key), that only quarantine.jsonl names.
+      sizes: the sizes of all known files of the images, by sha256.
+      problems: sentences about images that could not be compared.
+    """
+
+    images: dict[str, TracedImage] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    lines: set[tuple[str, str]] = field(default_factory=set)
+    sizes: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, image: TracedImage, how: str) -> None:
+        """Adds an image, unless it is known."""
+        if image.line not in self.images:
+            self.images[image.line] = image
+            self.how[image.line] = how
+            self.sizes.update(image.sizes)
+
+
+def find_images(
+    dataset: Dataset,
+    listed: KeyList | None,
+    files: Sequence[Picture],
+    workers: engine.Workers | None,
+    *,
+    quiet: bool,
+) -> FoundImages:
+    """Finds listed images, images with the bytes of the files, and the copies of both.
+
+    Only images with equal bytes are copies if `workers` is None. Raises UsageError for an unknown
+    key, and for a file that is not an image.
+    """
+    found = FoundImages()
+    for file in files:
+        found.sizes[hashlib.sha256(file.data).hexdigest()] = len(file.data)
+    if listed is not None:
+        _add_listed(found, dataset, listed)
+    _add_equal(found, dataset)
+    if workers is not None:
+        _add_copies(found, dataset, files, workers, quiet=quiet)
+        _add_equal(found, dataset)
+    for line in dataset_store.incidents(dataset.store, dataset.manifest):
+        if not line.salt and found.sizes.keys() & line.sizes.keys():
+            found.lines.add((line.split, line.key))
+    stored = {(image.split, image.sample.key) for image in found.images.values()}
+    found.lines -= stored
+    for split, key in sorted(found.lines):
+        found.how[keys.with_split(split, key)] = "not stored, only in quarantine.jsonl"
+    return found
+
+
+def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
+    splits = dataset.manifest.splits
+    lookup = Lookup(listed, splits, [*splits])
+    for image in stored_images(dataset):
+        if lookup.lines(image.split, [image.sample.key])[0]:
+            found.add(image, LISTED)
+    for line in dataset_store.incidents(dataset.store, dataset.manifest):
+        if not line.salt and line.split in splits and lookup.lines(line.split, [line.key])[0]:
+            found.lines.add((line.split, line.key))
+    lookup.check(f"{' and '.join(splits)} of {dataset.where}")
+
+
+def _add_equal(found: FoundImages, dataset: Dataset) -> None:
+    """Adds images with the bytes of a known file; each may tell the hash of a further file."""
+    num_known = 0
+    while len(found.sizes) > num_known:
+        num_known = len(found.sizes)
+        for image in images_with(dataset, found.sizes):
+            found.add(image, SAME_BYTES)
+
+
+def _add_copies(
+    found: FoundImages,
+    dataset: Dataset,
+    files: Sequence[Picture],
+    workers: engine.Workers,
+    *,
+    quiet: bool,
+) -> None:
+    """Adds the images that are proven to show a file or an image that was found before."""
+    given: list[bytes] = []
+    for file in files:
+        try:
+            search.of(file.data)
+        except BadImageError as error:
+            raise UsageError(
+                f"--image {file.path}: cannot be decoded: {error}. To compare only its bytes, add "
+                "--exact."
+            ) from None
+        given.append(file.data)
+    pieces = {piece.where: piece for piece in pictures.of_set(dataset, [*dataset.manifest.splits])}
+    for image in found.images.values():
+        data = pieces[dataset.store.where(image.shard)].read(image.record)
+        try:
+            search.of(data)
+            given.append(data)
+        except BadImageError as error:
+            found.problems.append(f"{image.line}: its copies cannot be found: {error}")
+    if not given:
+        return
+    result = copies.find_copies(dataset, given, workers, quiet=quiet)
+    found.problems += result.problems
+    if result.num_vague:
+        found.problems.append(
+            f"{result.num_vague:,} of the pictures have too little detail: only copies with equal "
+            "pixels were found."
+        )
+    kinds = {(copy.split, copy.key): copy.kind for copy in result.copies}
+    for image in stored_images(dataset) if kinds else ():
+        kind = kinds.get((image.split, image.sample.key))
+        if kind is not None:
+            found.add(image, kind)
+
+
+def job(
+    dataset: Dataset, out: Store, found: FoundImages, workers: engine.Workers, *, quiet: bool
+) -> amendment.AmendJob | None:
+    """Returns the job that makes the dataset without the images; None if there is no image."""
+    if not found.how:
+        return None
+    listed = None
+    if found.images:
+        lines = "\n".join(found.images)
+        listed = keys.parse_list("the images to forget", lines.encode())
+    request = ChangeRequest(
+        exclude=listed,
+        salt=amendment.salt_for(dataset, out),
+        forgotten=frozenset(found.lines),
+    )
+    return amendment.AmendJob(dataset, request, workers, quiet=quiet)

@@ -1,0 +1,563 @@
+"""Finds the places where images of a dataset are stored, shown or used.
+
+`images_with` finds images in the tables of a dataset by their hashes. `search` looks through
+folders and buckets for datasets with these images, and for everything that was made from these
+datasets: replicas, exports, pages, caches and training runs. It reads the notes that every command
+leaves, such as the digest of the dataset in export.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import html
+import io
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core import strict_json
+from imagenet_prep.core.address import absolute, is_remote
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    UsageError,
+    some,
+)
+from imagenet_prep.core.small_files import MOST_LIST_BYTES
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import keys, predictions, schema
+from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.exporting import examples
+from imagenet_prep.matching import find
+from imagenet_prep.preparation import output_state
+from imagenet_prep.read import receipt
+from imagenet_prep.reporting import facts
+from imagenet_prep.storage import columns, dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.ledger import find_source
+from imagenet_prep.storage.remote import Stat, hashed
+from imagenet_prep.storage.store import Readable, open_readable, same_place
+from imagenet_prep.trainer import checkpoint
+
+# Kinds of places.
+DATASET = "dataset"
+PARENT = "parent"
+VERSION = "version"  # a later version, or a different version with a common parent
+REPLICA = "replica"
+OTHER = "other dataset"
+EXPORT = "export"
+PAGE = "page"
+LIST = "list"
+CACHE = "cache"
+RUN = "run"
+FILE = "file"
+
+# A page of `report` has 5 MB.
+_MOST_PAGE_BYTES = 64 << 20
+# Tables of `duplicates` and `train --predictions`, by their first line.
+_HEADERS = (find.HEADER, predictions.HEADER)
+_MOST_HEADER_BYTES = 200
+# Folders of `.work` that list images or have their hashes, by the start of their names.
+_LISTS = ("plan", "index", "hashes")
+# The format of an export with one file per image.
+_IMAGE_FOLDER = "folder"
+
+
+class Trace(NamedTuple):
+    """A place with a forgotten image: its kind, what it has, and what to do there."""
+
+    place: str
+    kind: str
+    content: str
+    action: str
+
+
+class TracedImage(NamedTuple):
+    """An image in a dataset; `number` is its position in the split, `record` in its shard."""
+
+    split: str
+    number: int
+    shard: str
+    record: int
+    sample: Sample
+
+    @property
+    def line(self) -> str:
+        """The image as a line in a list of keys."""
+        return keys.with_split(self.split, self.sample.key)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of the stored image and of its source file, by sha256."""
+        sample = self.sample
+        return {sample.sha256: sample.num_bytes, sample.source_sha256: sample.source_bytes}
+
+
+class Holder(NamedTuple):
+    """A dataset that has some of the images."""
+
+    dataset: Dataset
+    kind: str
+    images: list[TracedImage]
+
+    @property
+    def digest(self) -> str:
+        """The digest of its manifest."""
+        return self.dataset.manifest.digest
+
+
+@dataclass(frozen=True)
+class _ExportNote:
+    """Fields of export.json."""
+
+    dataset: str
+    to: str
+    splits: dict[str, Json]
+    chosen: Json
+
+
+class _Folder(NamedTuple):
+    """A folder of a searched place, with the state of its files by name."""
+
+    store: Readable
+    files: Mapping[str, Stat]
+
+    @property
+    def where(self) -> str:
+        return self.store.where()
+
+
+def stored_images(dataset: Dataset) -> Iterator[TracedImage]:
+    """Yields all images of a dataset, from its tables of samples."""
+    for split, entry in dataset.manifest.splits.items():
+        numbers = itertools.count()
+        for shard, rows in zip(entry.shards, dataset.rows(entry.shards), strict=True):
+            for record, sample in enumerate(rows):
+                yield TracedImage(split, next(numbers), shard.name, record, sample)
+
+
+def images_with(dataset: Dataset, hashes: Collection[str]) -> list[TracedImage]:
+    """Returns the images whose stored bytes or source file have one of these sha256."""
+    texts = [sha256.encode() for sha256 in sorted(hashes)]
+    found: list[TracedImage] = []
+    for split, entry in dataset.manifest.splits.items():
+        first = 0
+        # A part of a dataset lacks the tables of the other parts.
+        here = dataset.shards(split)
+        for shard in entry.shards:
+            if shard in here and dataset_store.table_mentions(dataset.store, shard, texts):
+                for record, sample in enumerate(dataset_store.sample_rows(dataset.store, shard)):
+                    if {sample.sha256, sample.source_sha256} & {*hashes}:
+                        found.append(TracedImage(split, first + record, shard.name, record, sample))
+            first += shard.examples
+    return found
+
+
+@dataclass
+class TraceSearch:
+    """One search for traces of images of `dataset`.
+
+    Attributes:
+      sizes: the size of each known file of the images, by sha256; the search adds files.
+      out: the location of the new version, for messages.
+      problems: sentences about what could not be searched.
+    """
+
+    dataset: Dataset
+    sizes: dict[str, int]
+    places: Sequence[str]
+    out: str
+    holders: list[Holder] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    _folders: dict[str, _Folder] = field(default_factory=dict)  # by location
+    _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+
+    def run(self) -> list[Trace]:
+        """Returns all traces, in the order of their kinds and places."""
+        num_known = 0
+        # A dataset may tell the hash of a further version of an image, such as its source file.
+        while len(self.sizes) > num_known:
+            num_known = len(self.sizes)
+            self._find_holders()
+        traces = [self._of_holder(holder) for holder in self.holders]
+        traces += self._missing_parents()
+        traces += self._noted_replicas()
+        for folder in self._folders.values():
+            with self._problems_of(folder.where):
+                traces += self._in_folder(folder)
+        self._check_links()
+        unique = {(trace.kind, trace.place): trace for trace in traces}
+        return [*unique.values()]
+
+    @contextlib.contextmanager
+    def _problems_of(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except ImagenetPrepError as error:
+            problem = str(error)
+            if where not in problem:
+                problem = f"{where}: {problem}"
+            if problem not in self.problems:
+                self.problems.append(problem)
+
+    @cached_property
+    def _ancestors(self) -> set[str]:
+        return {step.parent for step in self.dataset.manifest.settings.amendments}
+
+    def _kind_of(self, dataset: Dataset) -> str:
+        digest = dataset.manifest.digest
+        ours = self.dataset.manifest.digest
+        if same_place(dataset.where, self.dataset.where):
+            return DATASET
+        if digest == ours:
+            return REPLICA
+        if digest in self._ancestors:
+            is_second = any(h.kind == PARENT and h.digest == digest for h in self.holders)
+            return REPLICA if is_second else PARENT
+        theirs = {step.parent for step in dataset.manifest.settings.amendments}
+        return VERSION if theirs & {ours, *self._ancestors} else OTHER
+
+    @cached_property
+    def _images_of(self) -> dict[str, list[TracedImage]]:
+        """The images by the digest of a dataset; parents that were not found have ours."""
+        images_of = dict.fromkeys(self._ancestors - self._seen, self._ours)
+        # A replica may be only a part of the dataset, so the longest list counts.
+        for holder in sorted(self.holders, key=lambda holder: len(holder.images)):
+            images_of[holder.digest] = holder.images
+        return images_of
+
+    @property
+    def _ours(self) -> list[TracedImage]:
+        return next((holder.images for holder in self.holders if holder.kind == DATASET), [])
+
+    def _named(self, images: Sequence[TracedImage]) -> str:
+        """Returns images in words; briefly if they are all images of the dataset."""
+        lines = {image.line for image in images}
+        if len(lines) > 1 and lines == {image.line for image in self._ours}:
+            return f"all {len(lines):,} images"
+        return some(sorted(lines))
+
+    def _find_holders(self) -> None:
+        self.holders = []
+        self._folders = {}
+        pending = [absolute(self.dataset.where), *map(absolute, self.places)]
+        searched: list[str] = []
+        while pending:
+            place = pending.pop(0)
+            if any(_is_below(place, other) for other in searched):
+                continue
+            searched.append(place)
+            for folder in self._walk(place):
+                if folder.where in self._folders:
+                    continue
+                self._folders[folder.where] = folder
+                if schema.MANIFEST in folder.files:
+                    with self._problems_of(folder.where):
+                        self._add_holder(Dataset.at(folder.store))
+            pending += self._noted_folders(searched)
+
+    def _add_holder(self, dataset: Dataset) -> None:
+        if not dataset.manifest.has_samples:
+            raise DataDamagedError(
+                f"{dataset.where}: cannot be searched, because it has no tables of samples. Run "
+                f"imagenet-prep adopt {dataset.where}"
+            )
+        self._seen.add(dataset.manifest.digest)
+        images = images_with(dataset, self.sizes)
+        if images:
+            self.holders.append(Holder(dataset, self._kind_of(dataset), images))
+            for image in images:
+                self.sizes.update(image.sizes)
+
+    def _noted_folders(self, searched: Sequence[str]) -> list[str]:
+        """Returns local folders that notes name: replicas of the holders, and the source."""
+        paths: list[Path] = []
+        for holder in self.holders:
+            # Another user may have written the note, so only a dataset is searched.
+            notes = facts.replicas_of(holder.dataset.store)
+            replicas = (Path(note.where) for note in notes if note.where.startswith("/"))
+            paths += (path for path in replicas if (path / schema.MANIFEST).is_file())
+        digests = {self.dataset.manifest.digest, *self._ancestors}
+        for origin in filter(None, map(find_source, sorted(digests))):
+            sources = (Path(origin.root, source.name) for source in self.dataset.manifest.sources)
+            paths += (path for path in sources if path.is_dir())
+        return [str(path) for path in paths if str(path) not in searched]
+
+    def _walk(self, place: str) -> Iterator[_Folder]:
+        """Yields the folders of a place, without those that belong to a dataset or to `.work`."""
+        if not is_remote(place) and not Path(place).is_dir():
+            raise UsageError(f"--search {place}: there is no such folder")
+        pending = [place.rstrip("/") or "/"]
+        while pending:
+            store = open_readable(pending.pop())
+            with self._problems_of(store.where()):
+                found = _Folder(store, store.stats(""))
+                yield found
+                below = {*store.list_folder()} - found.files.keys() - _parts_of(found)
+                local = store.as_folder
+                for name in sorted(below, reverse=True):
+                    if local is None:
+                        pending.append(store.where(name))
+                    # A link could lead to a folder above it.
+                    elif not local.path(name).is_symlink():
+                        pending.append(str(local.path(name)))
+
+    def _of_holder(self, holder: Holder) -> Trace:
+        dataset = holder.dataset
+        content = self._named(holder.images)
+        has = [f"column {name}" for name in columns.names(dataset.store)]
+        with self._problems_of(dataset.where):
+            store = dataset.store
+            names = {*store.list_folder(schema.WORK)} - {*store.names(schema.WORK)}
+            work = [
+                name
+                for name in sorted(names)
+                if name.startswith(_LISTS) or store.names(f"{schema.WORK}/{name}/receipts")
+            ]
+            has += [f"{schema.WORK}/{name}" for name in work]
+        if has:
+            content += f"; also {', '.join(has)}"
+        where = dataset.where
+        delete = f"delete {where}"
+        if where.startswith("s3://"):
+            delete = f"delete all objects below {where}"
+        action = {
+            DATASET: f"made again without it: {self.out}. Then {delete}",
+            REPLICA: f"imagenet-prep replicate {self.out} --to {where} --replace; or {delete}",
+            PARENT: f"{delete}: its shards keep the image",
+            VERSION: f"run imagenet-prep forget on it; then {delete}",
+            OTHER: f"run imagenet-prep forget on it; then {delete}",
+        }[holder.kind]
+        return Trace(where, holder.kind, content, action)
+
+    def _missing_parents(self) -> Iterator[Trace]:
+        for digest in sorted(self._ancestors - self._seen):
+            action = "if it still exists, delete it"
+            yield Trace(f"manifest {digest[:16]}", PARENT, "not found; may have it", action)
+
+    def _noted_replicas(self) -> Iterator[Trace]:
+        """Yields replicas on hosts and in buckets that notes name and the search did not see."""
+        for holder in self.holders:
+            for note in facts.replicas_of(holder.dataset.store):
+                where = note.where
+                is_deleted = where.startswith("/") and not Path(where).is_dir()
+                is_known = note.digest in self._images_of
+                if is_deleted or where in self._folders or not is_known:
+                    continue
+                content = f"copied from {holder.dataset.where} on {note.when}; not looked at"
+                to = where
+                if not is_remote(where) and not where.startswith("/"):
+                    to = f"hosts:HOSTSFILE:{where.partition(':')[2]}"
+                action = f"imagenet-prep replicate {self.out} --to {to} --replace; or delete it"
+                yield Trace(where, REPLICA, content, action)
+
+    def _in_folder(self, folder: _Folder) -> Iterator[Trace]:
+        files = folder.files
+        is_export = any(name.endswith(schema.EXPORT) for name in files)
+        for name in files:
+            if name.endswith(schema.EXPORT):
+                yield from self._of_export(folder, name)
+            elif name.endswith(".html"):
+                yield from self._of_page(folder, name)
+            elif name == find.PAIRS or name.endswith((".csv", ".txt")):
+                yield from self._of_list(folder, name)
+        if schema.MANIFEST in files:
+            return
+        if schema.TRAINING_LOG in files:
+            yield from self._of_run(folder)
+        elif folder.store.size(output_state.BEGUN) is not None:
+            if not same_place(folder.where, self.out):
+                raise IncompleteError(
+                    f"{folder.where}: has an unfinished run, which cannot be searched. Finish it, "
+                    "or delete the folder."
+                )
+        elif not is_export:
+            yield from self._of_cache(folder)
+        if not any(_is_below(folder.where, place) for place in self._exported):
+            yield from self._of_files(folder)
+
+    @cached_property
+    def _exported(self) -> list[str]:
+        """The folders of exports: their files are named by the export."""
+        return [
+            where
+            for where, folder in self._folders.items()
+            if any(name.endswith(schema.EXPORT) for name in folder.files)
+        ]
+
+    def _of_export(self, folder: _Folder, name: str) -> Iterator[Trace]:
+        try:
+            note = strict_json.parse(
+                _ExportNote, strict_json.loads(folder.store.read(name)), others=True
+            )
+        except ValueError:
+            return  # of a different program
+        images = [i for i in self._images_of.get(note.dataset, ()) if i.split in note.splits]
+        called = name.removesuffix(schema.EXPORT)
+        hashes = {image.sample.sha256 for image in images}
+        found = [*_listed(folder.store, called + examples.SUMS, hashes)]
+        if not images or (note.to == _IMAGE_FOLDER and not found):
+            return
+        what = f"{note.to}: {self._named(images)}"
+        if found:
+            what += f" ({some(found)})"
+        elif note.chosen:
+            what += ", unless its filters excluded it"
+        delete = f"delete {folder.where}"
+        if called:
+            delete += f"/{called}*"
+        action = f"export {self.out} to a new folder; then {delete}"
+        yield Trace(folder.where, EXPORT, what, action)
+
+    def _of_page(self, folder: _Folder, name: str) -> Iterator[Trace]:
+        text = _text(folder, name)
+        shown: list[TracedImage] = []
+        for digest, images in self._images_of.items():
+            if digest[:16] in text:
+                shown += (image for image in images if _is_shown(image, text))
+        if shown:
+            where = folder.store.where(name)
+            action = f"delete {where}; make it again from {self.out}"
+            yield Trace(where, PAGE, f"shows {self._named(shown)}", action)
+
+    def _of_list(self, folder: _Folder, name: str) -> Iterator[Trace]:
+        start = folder.store.read(name, 0, _MOST_HEADER_BYTES)
+        is_table = any(start.startswith(",".join(head).encode()) for head in _HEADERS)
+        if not is_table and not (name.startswith("exclude-") and find.PAIRS in folder.files):
+            return
+        text = _text(folder, name)
+        rows = csv.reader(io.StringIO(text, newline="")) if is_table else [text.splitlines()]
+        fields = {*itertools.chain.from_iterable(rows)}
+        images = itertools.chain.from_iterable(self._images_of.values())
+        named = [image for image in images if fields & {image.sample.key, image.line}]
+        if named:
+            where = folder.store.where(name)
+            yield Trace(where, LIST, f"names {self._named(named)}", f"delete {where}")
+
+    def _of_cache(self, folder: _Folder) -> Iterator[Trace]:
+        """Yields a reader's cache, whose folder is named after the digest of the dataset."""
+        name = folder.where.rpartition("/")[2]
+        for digest, images in self._images_of.items():
+            shards = {image.shard for image in images} & folder.files.keys()
+            if name == digest[:16] and shards:
+                content = f"{self._named(images)} in {some(sorted(shards))}"
+                yield Trace(folder.where, CACHE, content, f"delete {folder.where}")
+
+    def _of_run(self, folder: _Folder) -> Iterator[Trace]:
+        local = folder.store.as_folder
+        if local is None:
+            raise DataDamagedError(
+                f"{folder.where}: a training run in a bucket cannot be searched. Copy it to a "
+                "folder, and search there."
+            )
+        log = local.path(schema.TRAINING_LOG)
+        segments = receipt.segments_of(log)
+        digest = segments[-1].state.dataset
+        holder = next((holder for holder in self.holders if holder.digest == digest), None)
+        if holder is not None:
+            used = receipt.receipt_for(holder.dataset, segments, log)
+            yield from self._of_uses(folder, holder, used)
+        elif digest in self._images_of:
+            content = f"used a parent that was not found (manifest {digest[:16]})"
+            yield Trace(folder.where, RUN, content, f"train again on {self.out}")
+
+    def _of_uses(self, folder: _Folder, holder: Holder, used: receipt.Receipt) -> Iterator[Trace]:
+        firsts: list[int] = []
+        named: list[TracedImage] = []
+        for image in holder.images:
+            if image.split == used.split:
+                kept = (u for u in used.uses(image.number) if u.weights != receipt.DISCARDED)
+                use = next(kept, None)
+                if use is not None:
+                    firsts.append(use.step)
+                    named.append(image)
+        if not firsts:
+            return
+        first = min(firsts)
+        # The checkpoint of step N has the weights before step N.
+        steps = checkpoint.steps(Path(folder.where))
+        seen = [checkpoint.name(step) for step in steps if step > first]
+        unseen = [checkpoint.name(step) for step in steps if step <= first]
+        content = f"used {self._named(named)}, first in step {first:,}"
+        content += f"; seen by {some(seen)}" if seen else "; no checkpoint has seen it"
+        action = f"train again on {self.out}"
+        if unseen:
+            action += f", or from {unseen[-1]}, which has not seen it"
+        action += f"; delete {some(seen)} and the models exported from them" if seen else ""
+        yield Trace(folder.where, RUN, content, action)
+
+    def _of_files(self, folder: _Folder) -> Iterator[Trace]:
+        """Yields files with the bytes of an image, such as the photograph in the source."""
+        for name, stat in folder.files.items():
+            if stat.size in self.sizes.values():
+                digest = hashlib.sha256()
+                with folder.store.open_file(name, stat) as opened:
+                    for _ in hashed(opened, [digest]):
+                        pass
+                if digest.hexdigest() in self.sizes:
+                    where = folder.store.where(name)
+                    yield Trace(where, FILE, "the same bytes", f"delete {where}")
+
+    def _check_links(self) -> None:
+        """Adds a problem if a shard with an image has hard links in folders that were not found."""
+        found = Counter[tuple[int, int]]()
+        links: dict[tuple[int, int], tuple[int, str]] = {}
+        for holder in self.holders:
+            local = holder.dataset.store.as_folder
+            if local is None:
+                continue
+            for shard in {image.shard for image in holder.images}:
+                with contextlib.suppress(OSError):
+                    status = local.path(shard).stat()
+                    file = status.st_dev, status.st_ino
+                    found[file] += 1
+                    links[file] = (status.st_nlink, str(local.path(shard)))
+        for file, (number, path) in sorted(links.items()):
+            if number > found[file]:
+                more = counted(number - found[file], "hard link")
+                self.problems.append(
+                    f"{path}: has {more} in folders that were not searched. Name these folders "
+                    "with --search."
+                )
+
+
+def _is_below(place: str, other: str) -> bool:
+    return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def _parts_of(folder: _Folder) -> set[str]:
+    """Returns the names of subfolders that belong to a dataset, or that a command uses."""
+    if schema.MANIFEST in folder.files:
+        return {schema.WORK, schema.COLUMNS, *schema.BESIDE}
+    return {schema.WORK}
+
+
+def _listed(store: Readable, name: str, hashes: Collection[str]) -> Iterator[str]:
+    """Yields the files with one of these sha256 in a list of sums."""
+    if store.size(name) is None:
+        return
+    for line in store.read(name, most=MOST_LIST_BYTES).splitlines(keepends=True):
+        if line[:64].decode(errors="replace") in hashes:
+            yield examples.name_in(line)
+
+
+def _text(folder: _Folder, name: str) -> str:
+    """Returns the text of a file; "" if it is too large for a page or list of this program."""
+    if folder.files[name].size > _MOST_PAGE_BYTES:
+        return ""
+    return folder.store.read(name, most=_MOST_PAGE_BYTES).decode(errors="replace")
+
+
+def _is_shown(image: TracedImage, text: str) -> bool:
+    """Returns whether a page shows an image, or names its key."""
+    key = html.escape(image.sample.key)
+    record = f"{image.shard}, record {image.record}, byte "
+    return record in text or f">{key}<" in text

@@ -1,0 +1,227 @@
+"""`forget` finds an image and its copies in everything that was made from a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageOps
+
+from imagenet_prep.read import make_dataset
+from imagenet_prep.trainer import checkpoint
+from tests.kit import command
+from tests.kit.codec import corpus
+from tests.kit.dataset import contents
+from tests.kit.fake_hosts import Hosts, make_hosts
+from tests.kit.http_server import serve
+from tests.kit.layouts import write
+
+CLASSES = ("cat", "dog")
+PHOTO = "cat/anna.jpg"
+COPIES = ("dog/smaller.jpg", "cat/mirrored.jpg")
+FORGOTTEN = (PHOTO, *COPIES)
+SPLIT = "train"
+FORMATS = ("folder", "tfds", "webdataset", "parquet", "recordio")
+
+
+def done(*words: object, code: int = 0, **how: Any) -> command.Finished:
+    result = command.run(*words, **how)
+    assert result.code == code, result
+    return result
+
+
+def jpeg(picture: Image.Image, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def photographs(number: int) -> list[bytes]:
+    """Returns different photographs with enough detail to be compared."""
+    made = []
+    for data in corpus.photographs(number):
+        picture = Image.open(io.BytesIO(data))
+        picture.thumbnail((220, 220))
+        made.append(jpeg(picture, 92))
+    return made
+
+
+def write_photos(folder: Path, *, with_copies: bool = True) -> bytes:
+    """Writes photographs, among them Anna's and its copies; returns the bytes of Anna's."""
+    anna, *others = photographs(9)
+    for number, data in enumerate(others):
+        write(folder / CLASSES[number % 2] / f"{number}.jpg", data)
+    write(folder / PHOTO, anna)
+    if with_copies:
+        picture = Image.open(io.BytesIO(anna))
+        smaller = picture.resize((picture.width * 3 // 4, picture.height * 3 // 4))
+        write(folder / COPIES[0], jpeg(smaller, 75))
+        write(folder / COPIES[1], jpeg(ImageOps.mirror(picture), 85))
+    return anna
+
+
+def prepare(photos: Path, out: Path) -> None:
+    done("prepare", photos, out, "--short-side", "160", "--train-shards", "2")
+
+
+def stored_keys(dataset: Path) -> set[str]:
+    listed = done("show", dataset, "--keys").out.splitlines()
+    return {key.removeprefix(f"{SPLIT}:") for key in listed}
+
+
+def lines(dataset: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (dataset / "quarantine.jsonl").read_text().splitlines()]
+
+
+def train(dataset: Path, run: Path) -> None:
+    """Writes the log of a run of two epochs, and its checkpoints."""
+    run.mkdir(parents=True)
+    rows = []
+    with closing(make_dataset(str(dataset), SPLIT, 4, 32, seed=1)) as reader:
+        rows.append({"kind": "start", "step": 0, "receipt": reader.receipt()})
+        step = 0
+        (run / checkpoint.name(0)).touch()
+        for _ in range(2):
+            for _ in reader:
+                rows.append({"kind": "train", "step": step})
+                step += 1
+                rows.append({"kind": "saved", "step": step, "receipt": reader.state()})
+                (run / checkpoint.name(step)).touch()
+    (run / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    made = make_hosts(tmp_path)
+    made.only(made.addresses[0])
+    return made
+
+
+class World:
+    """A folder with a dataset and everything that was made from it, and with other datasets."""
+
+    def __init__(self, root: Path, hosts: Hosts) -> None:
+        self.root = root / "world"
+        self.photos = root / "phone"
+        self.set = self.root / "set"
+        self.replica = root / "elsewhere/replica"
+        self.cache = self.root / "cache"
+        self.anna = write_photos(self.photos)
+        self.picture = root / "sent-by-anna.jpg"
+        self.picture.write_bytes(self.anna)
+        self._versions(root)
+        done("replicate", self.set, "--to", self.replica)
+        result = hosts.run(self.set)
+        assert result.code == 0, result
+        for name in FORMATS:
+            done("export", self.set, self.root / "exports" / name, "--to", name)
+        self._cache()
+        done("report", self.set, "--out", self.root / "report.html")
+        done("duplicates", self.set, "--out", self.root / "found")
+        train(self.set, self.root / "runs/1")
+        self._others(root / "other-photos")
+
+    def _versions(self, root: Path) -> None:
+        """Makes two parents and the newest version."""
+        prepare(self.photos, self.root / "set-1")
+        write(root / "asked", b"dog/1.jpg\n")
+        words = ("--exclude", root / "asked", "--out", self.root / "set-2")
+        done("amend", self.root / "set-1", *words)
+        write(root / "labels", b"key,class\ncat/0.jpg,dog\n")
+        done("amend", self.root / "set-2", "--relabel", root / "labels", "--out", self.set)
+
+    def _cache(self) -> None:
+        """Reads the dataset from a server into a cache."""
+        paths = [path for path in self.set.rglob("*") if path.is_file()]
+        with serve({str(p.relative_to(self.root)): p.read_bytes() for p in paths}) as server:
+            settings = {"seed": 1, "cache_dir": self.cache}
+            with closing(make_dataset(f"{server.url}/set", SPLIT, 4, 32, **settings)) as reader:
+                for _ in reader:
+                    pass
+
+    def _others(self, photos: Path) -> None:
+        """Makes a dataset without the image, with equal keys, and everything from it."""
+        write_photos(photos, with_copies=False)
+        write(photos / PHOTO, photographs(12)[-1])
+        dataset = self.root / "other"
+        prepare(photos, dataset)
+        done("export", dataset, self.root / "exports/other", "--to", "folder")
+        done("duplicates", dataset, "--out", self.root / "found-other")
+        done("report", dataset)
+        train(dataset, self.root / "runs/other")
+
+    @property
+    def places(self) -> set[tuple[str, str]]:
+        """Kind and location of everything that has the image."""
+        exports = [path.parent for path in (self.root / "exports").rglob("export.json")]
+        (cache,) = self.cache.iterdir()
+        locations = {
+            "dataset": [self.set],
+            "parent": [self.root / "set-1", self.root / "set-2"],
+            "replica": [self.replica],
+            "export": [path for path in exports if path.name != "other"],
+            "cache": [cache],
+            "page": [self.root / "report.html", self.root / "found/duplicates.html"],
+            "list": [self.root / "found/pairs.csv", self.root / "found/exclude-train.txt"],
+            "run": [self.root / "runs/1"],
+            "file": [self.photos / key for key in FORGOTTEN],
+        }
+        return {(kind, str(path)) for kind, paths in locations.items() for path in paths}
+
+
+@pytest.mark.slow
+@pytest.mark.extras
+def test_forget_finds_image_everywhere_and_nothing_else(tmp_path: Path, hosts: Hosts) -> None:
+    world = World(tmp_path, hosts)
+    new = world.root / "new"
+    before = {path: contents(path) for path in (world.root / "set-1", world.set)}
+    words = ("forget", world.set, "--image", world.picture, "--search", world.root, "--out", new)
+
+    preview = done(*words, "--json", "--dry-run").json
+    assert not new.exists()
+    result = done(*words, "--json").json
+
+    assert preview["places"] == result["places"]
+    assert result["problems"] == []
+    assert {each["image"] for each in result["images"]} == {f"{SPLIT}:{key}" for key in FORGOTTEN}
+    places = {(each["kind"], each["place"]) for each in result["places"]}
+    assert places == world.places | {("replica", f"{hosts.addresses[0]}:~/set")}
+    assert {path: contents(path) for path in before} == before
+    done("verify", new, "--level", "decode")
+    assert stored_keys(new) == stored_keys(world.set) - {*FORGOTTEN}
+    assert_names_nothing(new, {key: (world.photos / key).read_bytes() for key in FORGOTTEN})
+    assert_stays_out(world, new, tmp_path / "add")
+
+
+def assert_names_nothing(dataset: Path, files: dict[str, bytes]) -> None:
+    """Checks that no file of a dataset has a key or hash of these images in clear."""
+    everything = b"".join(path.read_bytes() for path in dataset.rglob("*") if path.is_file())
+    for key, data in files.items():
+        assert key.encode() not in everything
+        assert Path(key).name.encode() not in everything
+        assert hashlib.sha256(data).hexdigest().encode() not in everything
+    forgotten = [line for line in lines(dataset) if "salt" in line]
+    assert len(forgotten) == len(files)
+    assert len({line["salt"] for line in forgotten}) == 1
+
+
+def assert_stays_out(world: World, new: Path, add: Path) -> None:
+    """Checks that neither amend nor prepare stores the images again, under any name."""
+    write(add / "cat/20.jpg", photographs(10)[-1])
+    for name in ("cat/renamed.jpg", "dog/anna.jpg", PHOTO):
+        write(add / name, world.anna)
+    write(add / COPIES[0], photographs(11)[-1])
+    write(add / "dog/x.jpg", (world.photos / COPIES[1]).read_bytes())
+    for flags in ((), ("--readmit",)):
+        out = world.root / f"next{len(flags)}"
+        amended = done("amend", new, "--add", add, *flags, "--out", out, "--json").json["amended"]
+        assert (amended["added"], amended["add"]["forgotten"]) == (1, 5)
+    flags = ("--exclude", str(new / "quarantine.jsonl"), "--allow-unknown")
+    done("prepare", world.photos, world.root / "again", *flags)
+    assert stored_keys(world.root / "again") == stored_keys(new)
+    assert not any(key in json.dumps(lines(world.root / "again")) for key in FORGOTTEN)

@@ -1,0 +1,340 @@
+"""The search for traces: each kind of place is found by its content, and by nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.matching import find
+from imagenet_prep.read import make_dataset
+from imagenet_prep.removal import traces
+from imagenet_prep.removal.traces import Trace, TraceSearch
+from imagenet_prep.storage.dataset_store import open_dataset
+from imagenet_prep.trainer import checkpoint
+from tests.kit import command
+from tests.kit.layouts import write
+from tests.kit.messages import says
+from tests.kit.photographs import photograph
+
+CLASSES = ("cat", "dog")
+KEY = "cat/2.jpg"
+
+
+def image(number: int) -> bytes:
+    return photograph(40, 50, number)
+
+
+def done(*words: object, **how: Any) -> command.Finished:
+    result = command.run(*words, **how)
+    assert result.code == 0, result
+    return result
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of eight photographs in three shards; read-only."""
+    root = tmp_path_factory.mktemp("traces")
+    for number in range(8):
+        write(root / "photos" / CLASSES[number % 2] / f"{number}.jpg", image(number))
+    done("prepare", root / "photos", root / "set", "--train-shards", "3")
+    # The search would also find the photographs.
+    shutil.rmtree(root / "photos")
+    return root / "set"
+
+
+@pytest.fixture
+def dataset(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "world/set")
+    return tmp_path / "world/set"
+
+
+Search = Callable[..., TraceSearch]
+
+
+@pytest.fixture
+def searched(dataset: Path) -> Search:
+    """Searches for the image `KEY` in a folder; returns the search with its traces."""
+
+    def search(*places: Path | str, newest: Path | str = dataset) -> Any:
+        opened = open_dataset(str(newest))
+        sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
+        made = TraceSearch(opened, sizes, [*map(str, places)], "NEW")
+        made.found = made.run()  # type: ignore[attr-defined]
+        return made
+
+    return search
+
+
+def kinds(search: Any) -> dict[str, list[str]]:
+    """Returns the locations of the traces by kind, without the dataset itself."""
+    found: dict[str, list[str]] = {}
+    for trace in search.found:
+        if trace.kind != traces.DATASET:
+            found.setdefault(trace.kind, []).append(trace.place)
+    return found
+
+
+def trace(search: Any, kind: str) -> Trace:
+    (found,) = (trace for trace in search.found if trace.kind == kind)
+    return found
+
+
+def amend(old: Path, new: Path, keys: str) -> Path:
+    write(new.with_suffix(".txt"), keys.encode())
+    done("amend", old, "--exclude", new.with_suffix(".txt"), "--out", new)
+    return new
+
+
+def test_versions_are_named_by_their_relation(dataset: Path, searched: Search) -> None:
+    world = dataset.parent
+    newest = amend(dataset, world / "new", "dog/1.jpg")
+    sibling = amend(dataset, world / "sibling", "dog/3.jpg")
+    amend(dataset, world / "without", KEY)
+    shutil.copytree(dataset, world / "copy-of-parent")
+    shutil.copytree(newest, world / "copy")
+    done("resize", "-i", dataset, "-o", world / "small", "-r", "20")
+
+    found = kinds(searched(world, newest=newest))
+
+    parents = {str(dataset), str(world / "copy-of-parent")}
+    assert len(found["parent"]) == 1
+    assert {*found["parent"], *found["replica"]} == parents | {str(world / "copy")}
+    assert found["version"] == [str(sibling)]
+    assert found["other dataset"] == [str(world / "small")]
+
+
+def test_parent_outside_the_search_is_named_by_digest(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    newest = amend(dataset, tmp_path / "new", "dog/1.jpg")
+    done("export", dataset, tmp_path / "search/tars", "--to", "webdataset")
+    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    found = searched(tmp_path / "search", newest=newest)
+    assert kinds(found) == {
+        "parent": [f"manifest {digest[:16]}"],
+        "export": [str(tmp_path / "search/tars")],
+    }
+    # The shard with the image is a hard link to a file of the parent, which was not searched.
+    (problem,) = found.problems
+    assert says("folders-not-searched-name-folders", ..., "1 hard link").search(problem)
+    assert searched(dataset, newest=newest).problems == []
+
+
+def test_replicas_in_notes_are_searched_or_only_named(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    done("replicate", dataset, "--to", tmp_path / "replica")
+    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    notes = [
+        {"where": str(tmp_path / "deleted"), "digest": digest},
+        {"where": str(tmp_path / "unfinished"), "digest": digest},
+        {"where": str(tmp_path / "home"), "digest": digest},
+        {"where": "host:/data/set", "digest": digest},
+        {"where": "s3://bucket/set", "digest": digest},
+        {"where": "host2:/data/set", "digest": "0" * 64},
+    ]
+    (tmp_path / "unfinished").mkdir()
+    # No command searches the folders of a user because a note names one.
+    shutil.copytree(dataset, tmp_path / "home/private/set")
+    with open(dataset / ".work/replicas.jsonl", "a") as file:
+        for note in notes:
+            row = note | {"when": "2026-01-01 00:00 UTC"}
+            file.write(f"{json.dumps(row)}\n")
+    found = searched()
+    assert kinds(found) == {
+        "replica": [
+            str(tmp_path / "replica"),
+            str(tmp_path / "unfinished"),
+            str(tmp_path / "home"),
+            "host:/data/set",
+            "s3://bucket/set",
+        ]
+    }
+    actions = [trace.action for trace in found.found if trace.kind == "replica"]
+    assert f"--to {tmp_path}/unfinished --replace" in actions[1]
+    assert "--to hosts:HOSTSFILE:/data/set --replace" in actions[3]
+    assert "--to s3://bucket/set --replace" in actions[4]
+
+
+def test_part_is_searched_without_tables_of_others(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    for node in range(3):
+        flags = ("--mode", "partition", "--part", f"{node}/3")
+        done("replicate", dataset, "--to", tmp_path / f"parts/{node}", *flags)
+    holder = [p.parent for p in (tmp_path / "parts").glob("*/samples") if KEY in tables(p)]
+    assert 1 <= len(holder) < 3
+    found = searched(tmp_path / "parts")
+    assert kinds(found) == {"replica": [*map(str, sorted(holder))]}
+    assert found.problems == []
+
+
+def tables(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("*.csv"))
+
+
+def test_exports_with_filters_are_named_by_their_content(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    world = tmp_path / "exports"
+    write(tmp_path / "others", b"cat/0.jpg\ndog/1.jpg\n")
+    for name in ("folder", "webdataset"):
+        done("export", dataset, world / name, "--to", name)
+        done("export", dataset, world / f"{name}-1", "--to", name, "--keys", tmp_path / "others")
+    for number, content in enumerate((b"{}", b"[1]", b"no json", b'{"dataset":[],"splits":1}')):
+        write(world / f"foreign/{number}/export.json", content)
+    found = searched(world)
+    assert set(kinds(found)["export"]) == {
+        str(world / name) for name in ("folder", "webdataset", "webdataset-1")
+    }
+    (content,) = (t.content for t in found.found if t.place == str(world / "folder"))
+    assert content.endswith(f"(train/{KEY})")
+    (content,) = (t.content for t in found.found if t.place == str(world / "webdataset-1"))
+    assert says("unless-filters-excluded").search(content)
+
+
+def test_pages_need_digest_and_image(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    pages = {
+        "key": f"<p>{digest}</p><p class='mono'>{KEY}</p>",
+        "record": f'{digest[:16]} "{location(dataset)}, byte 1,234"',
+        "other-record": f'{digest} "{location(dataset)}0, byte 1,234"',
+        "other-dataset": f"<p>{'0' * 64}</p><p>{KEY}</p>",
+        "other-key": f"<p>{digest}</p><p>{KEY}.jpg</p>",
+    }
+    for name, text in pages.items():
+        write(tmp_path / f"pages/{name}.html", text.encode())
+    found = kinds(searched(tmp_path / "pages"))
+    assert found == {"page": [str(tmp_path / f"pages/{name}.html") for name in ("key", "record")]}
+
+
+def location(dataset: Path) -> str:
+    """Returns the shard and the record number of the image, as a report writes them."""
+    row = json.loads(done("show", dataset, "--key", KEY, "--json").out)
+    return f"{row['shard']}, record {row['record']}"
+
+
+def test_lists_are_named_if_field_is_key(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    head = ",".join(find.HEADER)
+    scores = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5"
+    files = {
+        "one/pairs.csv": f"{head}\r\n1,train,{KEY},0\r\n",
+        "one/exclude-train.txt": f"train:{KEY}\n",
+        "two/pairs.csv": f"{head}\r\n1,train,{KEY}.jpg,0\r\n",
+        "two/exclude-train.txt": f"train:x{KEY}\n",
+        "three/exclude-train.txt": f"train:{KEY}\n",
+        "said.csv": f"{scores}\n{KEY},0\n",
+        "shopping.csv": f"what,where\n{KEY},here\n",
+        "notes.txt": KEY,
+    }
+    for name, text in files.items():
+        write(tmp_path / "lists" / name, text.encode())
+    found = kinds(searched(tmp_path / "lists"))["list"]
+    assert {*found} == {
+        str(tmp_path / "lists" / name)
+        for name in ("one/pairs.csv", "one/exclude-train.txt", "said.csv")
+    }
+
+
+def test_cache_is_named_while_it_has_the_shard(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    digest = json.loads((dataset / "dataset.json").read_text())["digest"]
+    shard = location(dataset).partition(",")[0]
+    others = [path.name for path in dataset.glob("train-*") if path.name != shard]
+    write(tmp_path / "caches/1" / digest[:16] / shard, b"1")
+    write(tmp_path / "caches/2" / digest[:16] / others[0], b"1")
+    write(tmp_path / "caches/3" / ("0" * 16) / shard, b"1")
+    assert kinds(searched(tmp_path / "caches")) == {
+        "cache": [str(tmp_path / "caches/1" / digest[:16])]
+    }
+
+
+def train(dataset: Path, run: Path, steps: int) -> None:
+    """Writes the log of a run with a checkpoint after each step."""
+    run.mkdir(parents=True)
+    with closing(make_dataset(str(dataset), "train", 2, 32, seed=5)) as reader:
+        rows = [{"kind": "start", "step": 0, "receipt": reader.receipt()}]
+        for step, _ in zip(range(steps), reader, strict=False):
+            rows.append({"kind": "train", "step": step})
+            rows.append({"kind": "saved", "step": step + 1, "receipt": reader.state()})
+            (run / checkpoint.name(step + 1)).touch()
+    (run / checkpoint.name(0)).touch()
+    (run / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_run_names_checkpoints_that_have_seen_the_image(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    train(dataset, tmp_path / "runs/all", 4)
+    shown = done("show", tmp_path / "runs/all", "--key", KEY, "--json").out.splitlines()
+    first = json.loads(shown[1])["step"]
+    train(dataset, tmp_path / "runs/before", first)
+    train(dataset, tmp_path / "runs/after", first + 1)
+
+    found = searched(tmp_path / "runs")
+
+    assert {*kinds(found)["run"]} == {str(tmp_path / "runs/all"), str(tmp_path / "runs/after")}
+    (content,) = (t for t in found.found if t.place == str(tmp_path / "runs/all"))
+    seen = [checkpoint.name(step) for step in range(first + 1, 5)]
+    unseen = [checkpoint.name(step) for step in range(first + 1)]
+    assert all(name in content.content for name in seen[:3])
+    assert not any(name in content.content for name in unseen)
+    assert unseen[-1] in content.action
+
+
+def test_run_on_missing_parent_is_named_without_steps(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    newest = amend(dataset, tmp_path / "new", "dog/1.jpg")
+    train(dataset, tmp_path / "runs/1", 2)
+    assert kinds(searched(tmp_path / "runs", newest=newest))["run"] == [str(tmp_path / "runs/1")]
+
+
+def test_files_with_equal_bytes_are_found(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    write(tmp_path / "files/a/anything.bin", image(2))
+    write(tmp_path / "files/b/2.jpg", image(3))
+    write(tmp_path / "files/b/cut", image(2)[:-1] + b"x")
+    os.symlink(tmp_path / "files", tmp_path / "files/a/loop")
+    assert kinds(searched(tmp_path / "files")) == {"file": [str(tmp_path / "files/a/anything.bin")]}
+
+
+def test_unfinished_and_untabled_outputs_are_problems(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    write(tmp_path / "search/unfinished/.work/run.json", b"{}")
+    write(tmp_path / "search/broken/dataset.json", b"{}")
+    found = searched(tmp_path / "search")
+    assert kinds(found) == {}
+    assert len(found.problems) == 2
+    assert sum(str(tmp_path / "search/unfinished") in problem for problem in found.problems) == 1
+    assert sum(str(tmp_path / "search/broken") in problem for problem in found.problems) == 1
+
+
+def test_dataset_entry_names_its_columns_and_lists(dataset: Path, searched: Search) -> None:
+    write(dataset / "columns/latents/column.json", b"{}")
+    content = trace(searched(), traces.DATASET).content
+    assert f"train:{KEY}" in content
+    for name in ("column latents", ".work/plan", ".work/index-", ".work/write-"):
+        assert name in content
+
+
+@pytest.mark.slow
+@pytest.mark.extras
+def test_buckets_are_searched(dataset: Path, prefix: str, searched: Search, s3: Any) -> None:
+    done("replicate", dataset, "--to", f"{prefix}/deep/set", env=s3.environment)
+    done("export", dataset, f"{prefix}/exports/tars", "--to", "webdataset", env=s3.environment)
+    found = searched(prefix)
+    assert kinds(found) == {
+        "replica": [f"{prefix}/deep/set"],
+        "export": [f"{prefix}/exports/tars"],
+    }
+    assert found.problems == []

@@ -69,7 +69,7 @@ def names(client: Any, prefix: str) -> list[str]:
 
 
 def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    """Returns the objects below a prefix or its address by name; nobody may remove them now."""
+    """Returns the objects below a prefix or its address by name. None may disappear meanwhile."""
     found = {}
     for name in names(client, prefix):
         key = f"{key_of(prefix)}/{name}"

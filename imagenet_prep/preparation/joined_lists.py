@@ -166,7 +166,8 @@ class JoinedLists:
         if not np.array_equal(line_bytes, entries["line_bytes"]):
             raise damaged_list(f"the list of {task.name} does not match its entries")
         classes = entries["class_index"]
-        if task.class_index is not None and (classes != task.class_index).any():
+        expected = {simple.class_index for simple in task.simple_tasks}
+        if None not in expected and not expected.issuperset(classes.tolist()):
             raise damaged_list("it lists an image of a different class")
         if (classes >= len(self._line_ends)).any():
             raise damaged_list("it lists an image of an unknown class")

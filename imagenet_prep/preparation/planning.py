@@ -136,7 +136,7 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 
 # From this number of tars or folders, processes list them: threads would share one core.
-_WORTH_PROCESSES_TASKS = 4000
+_WORTH_PROCESSES_PIECES = 4000
 # Plan files in memory; a shared store writes them at the same time.
 _FILES_AT_ONCE = 32
 _NOTE = "plan.json"
@@ -196,7 +196,7 @@ def take_inventory(
     unpack = unpack or bool(selection.exclusions and selection.exclusions.listed.files)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
-    listing = listing_workers(workers, len(tasks))
+    listing = listing_workers(workers, tasks)
     receipts = engine.run(stage, tasks, listing, quiet=quiet)
     lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
     store.make_folder(PLAN_FOLDER)
@@ -221,9 +221,10 @@ def take_inventory(
     return planner.make(tasks, listed, stage.folder, write)
 
 
-def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
-    """Returns threads for few tasks, since listing is I/O-bound, or processes for many tasks."""
-    many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
+def listing_workers(workers: engine.Workers, tasks: Sequence[IndexTask]) -> engine.Workers:
+    """Returns threads for few classes, since listing is I/O-bound, or processes for many."""
+    num_pieces = sum(len(task.simple_tasks) for task in tasks)
+    many = num_pieces >= _WORTH_PROCESSES_PIECES and workers.kind != engine.THREADS
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
@@ -261,6 +262,7 @@ class Planner:
         """
         selection = self.selection
         source = selection.source
+        num_classes = len(source.classes.wnids)
         pieces = [*zip(tasks, listed, strict=True)]
         counts = {split: self._count(split, pieces) for split in selection.splits}
         totals = {split: sum(numbers) for split, numbers in counts.items()}
@@ -282,7 +284,12 @@ class Planner:
         with contextlib.ExitStack() as stack:
             choices = []
             for split, division in divisions.items():
-                joined = stack.enter_context(self._joined(split, tasks, lists))
+                of_split = [task for task in tasks if task.split == split]
+                joined = stack.enter_context(
+                    joined_lists(
+                        self.store, lists, of_split, num_classes, ranked=selection.divides_train
+                    )
+                )
                 if joined.num_per_class != counts[split]:
                     raise damaged_list("its numbers of images by class differ from its receipt")
                 choice = self._choose(split, joined, used[split], division)
@@ -299,17 +306,6 @@ class Planner:
     def _count(self, split: str, pieces: Sequence[tuple[IndexTask, ListedCounts]]) -> list[int]:
         listed = [piece.num_per_class for task, piece in pieces if task.split == split]
         return num_per_class(listed, len(self.selection.source.classes.wnids))
-
-    def _joined(
-        self, split: str, tasks: Sequence[IndexTask], lists: str
-    ) -> contextlib.AbstractContextManager[JoinedLists]:
-        return joined_lists(
-            self.store,
-            lists,
-            [task for task in tasks if task.split == split],
-            len(self.selection.source.classes.wnids),
-            ranked=self.selection.divides_train,
-        )
 
     def _require_all(self, counts: Mapping[str, Sequence[int]]) -> None:
         source = self.selection.source

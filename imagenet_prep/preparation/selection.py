@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +30,10 @@ from imagenet_prep.sources.source import (
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store, is_inside, same_place
+
+# Enough for all workers, and a killed run loses little. ILSVRC2012 has 1,001: one per class, and
+# one for validation.
+_MOST_TASKS = 1024
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,18 @@ class Selection:
         return strict_json.digest([*self.source.identity, chosen, hashed, self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
-        """Returns the tasks that list the images of the selected classes."""
-        tasks = itertools.chain.from_iterable(map(self.source.index_tasks, self.splits))
-        return [
-            task for task in tasks if task.class_index is None or task.class_index in self.classes
+        """Returns the tasks that list the images of the selected classes.
+
+        If there are more than `_MOST_TASKS`, such as one per class, they are combined: each costs
+        four files. Tasks of packed sources are not, since one may need gigabytes of memory.
+        """
+        tasks = [
+            task
+            for task in itertools.chain.from_iterable(map(self.source.index_tasks, self.splits))
+            if task.class_index is None or task.class_index in self.classes
         ]
+        most = -(-len(tasks) // _MOST_TASKS)
+        return tasks if most <= 1 or isinstance(self.source, Packed) else _combined(tasks, most)
 
     def images(self, store: LocalStore) -> MemberReader:
         """Returns a reader for members, either in the source or unpacked in `store`."""
@@ -117,6 +130,20 @@ class Selection:
                 f"for each image of {split}, since no shard may be empty"
             )
         return requested
+
+
+def _combined(tasks: Sequence[IndexTask], most: int) -> list[IndexTask]:
+    """Combines up to `most` successive tasks of the same split and part."""
+    combined = []
+    for (split, part), group in itertools.groupby(tasks, operator.attrgetter("split", "part")):
+        of_part = tuple(group)
+        for start in range(0, len(of_part), most):
+            pieces = of_part[start : start + most]
+            # A run that selects other classes combines others, so it must not take this list.
+            digest = strict_json.digest(pieces)
+            name = f"{pieces[0].name}-{digest[:16]}"
+            combined.append(IndexTask(name, split, part, pieces=pieces))
+    return combined
 
 
 def exclusions_of(listed: KeyList, recipe: Recipe) -> Lookup:

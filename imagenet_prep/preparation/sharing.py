@@ -61,7 +61,7 @@ def _inventory(job: PrepareJob, store: Store, run: SharedRun) -> Inventory:
     """Returns the plan, which one process of the run makes after all have listed the images."""
     selection = job.selection
     tasks = selection.index_tasks()
-    workers = listing_workers(job.workers, len(tasks))
+    workers = listing_workers(job.workers, tasks)
     index = index_stage(selection, store)
     receipts = engine.run(index, tasks, workers, quiet=job.quiet, shared=run)
     lookup = read_boxes(selection.annotations, store, workers, quiet=job.quiet, shared=run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -88,7 +89,8 @@ class IndexWork:
                 outputs.append(TaskOutput(images, f"{self.unpacked}/{task.name}"))
         else:
             assert isinstance(self.source, StoredSource)
-            members = self.source.index(task)
+            lists = map(self.source.index, task.simple_tasks)
+            members = [*itertools.chain.from_iterable(lists)]
             md5 = self.source.known_md5(task)
         num_per_class = Counter(member.class_index for member in members)
         temporary = self.store.temporary()

@@ -128,6 +128,12 @@ class IndexTask(NamedTuple):
     archive: str = ""  # path of the archive or folder, if the part is a folder
     num_bytes: int = 0  # approximate unpacked size of its images; 0 if they are not packed
     memory: int = 0  # bytes of memory for unpacking its images, if they need much
+    pieces: tuple[IndexTask, ...] = ()  # the tasks of the same part that it combines
+
+    @property
+    def simple_tasks(self) -> tuple[IndexTask, ...]:
+        """The tasks that it combines, or only itself."""
+        return self.pieces or (self,)
 
 
 class PackedImage(NamedTuple):

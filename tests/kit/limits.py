@@ -33,6 +33,7 @@ _LIMITS = {
     "search_room": "matching.search._ROOM",
     "entries_read": "preparation.joined_lists._READ_ROWS",
     "parsed_list_bytes": "preparation.joined_lists._PARSED_BYTES",
+    "index_tasks": "preparation.selection._MOST_TASKS",
     "plan_files_at_once": "preparation.planning._FILES_AT_ONCE",
     "cache_wait_s": "read.cache._TIMEOUT_S",
     "lock_report_s": "read.cache._REPORT_S",

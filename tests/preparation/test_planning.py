@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -27,7 +26,6 @@ from imagenet_prep.dataset.keys import KeyList, ListedFile
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import planning
-from imagenet_prep.preparation.joined_lists import JoinedLists
 from imagenet_prep.preparation.planning import (
     Inventory,
     SharedPlan,
@@ -69,10 +67,14 @@ def test_every_image_is_assigned_once(tmp_path: Path) -> None:
     ("asked", "many"), [("auto", "processes"), ("processes", "processes"), ("threads", "threads")]
 )
 def test_many_classes_are_listed_by_the_requested_workers(asked: str, many: str) -> None:
-    def kind(num_tasks: int) -> str:
-        return planning.listing_workers(Workers(1, asked), num_tasks).kind
+    classes = tuple(IndexTask(f"{index}", "train", "a.tar", index) for index in range(4000))
+    combined = IndexTask("0 to 2999", "train", "a.tar", pieces=classes[:3000])
 
-    assert (kind(3999), kind(4000)) == ("threads", many)
+    def kind(*tasks: IndexTask) -> str:
+        return planning.listing_workers(Workers(1, asked), tasks).kind
+
+    assert (kind(*classes[1:]), kind(*classes)) == ("threads", many)
+    assert (kind(combined, *classes[3001:]), kind(combined, *classes[3000:])) == ("threads", many)
 
 
 def test_subset_has_the_requested_images(tmp_path: Path) -> None:
@@ -549,16 +551,6 @@ def test_lists_that_differ_from_their_receipts_are_damaged(tmp_path: Path) -> No
 
     with pytest.raises(DataDamagedError, match=says("numbers-images-class-differ-receipt")):
         take_inventory(wanted, store, WORKERS, quiet=True)
-
-
-def test_half_an_entry_is_damage(tmp_path: Path) -> None:
-    task = IndexTask("train", "train", "train.tar")
-    with (
-        tempfile.TemporaryFile() as lines,
-        tempfile.TemporaryFile() as entries,
-        pytest.raises(DataDamagedError, match=says("entries-incomplete", "train")),
-    ):
-        JoinedLists(lines, entries, 1, ranked=False).append(task, b"", bytes(9))
 
 
 def test_files_above_four_gigabytes_are_planned(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,20 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import Member
 from imagenet_prep.preparation import selection
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.sources import detect
+from imagenet_prep.sources.source import (
+    IndexTask,
+    Packed,
+    PackedImage,
+    RangeReader,
+    Source,
+    StoredSource,
+)
+from tests.kit.limits import Limits
 from tests.kit.trees import made
 
 CLASSES = ClassList(("cat", "dog"), ("", ""))
@@ -25,6 +36,24 @@ class OfTwo:
     """A source of two classes, of which only the number of classes is used."""
 
     classes: ClassList = CLASSES
+
+
+class Stored(StoredSource):
+    """A source of images that are read in place."""
+
+    def index(self, _: IndexTask) -> list[Member]:
+        raise NotImplementedError
+
+    @property
+    def reader(self) -> RangeReader:
+        raise NotImplementedError
+
+
+class Unpackable(Packed):
+    """A source of images that must be unpacked."""
+
+    def images(self, _: IndexTask) -> Iterator[PackedImage]:
+        raise NotImplementedError
 
 
 def selected(
@@ -83,6 +112,82 @@ def test_subsets_and_parts(
 ) -> None:
     chosen = selected(**given)
     assert (chosen.is_subset, chosen.divides_train, chosen.is_part) == (is_subset, divides, is_part)
+
+
+def names_of(tasks: list[IndexTask]) -> list[list[str]]:
+    return [[simple.name for simple in task.simple_tasks] for task in tasks]
+
+
+def of_many(source: type[Source], parts: str = "aaaaaaa", **given: Any) -> Selection:
+    """Returns the selection of a source with one class per task; `parts` has a letter per class."""
+    wnids = tuple(f"n{index:08d}" for index in range(len(parts)))
+    tasks = tuple(
+        IndexTask(f"{split}-{index}", split, f"{part}.tar", index)
+        for split in ("train", "validation")
+        for index, part in enumerate(parts)
+    )
+    classes = given.pop("classes", range(len(parts)))
+    recipe = PrepareConfig(source="/in", out="/out", **given).recipe()
+    of = source(ClassList(wnids, wnids), (), tasks=tasks)
+    return Selection(of, "/in", recipe, None, frozenset(classes), True)
+
+
+def test_many_classes_are_listed_by_few_tasks(limits: Limits) -> None:
+    of_split = [["0", "1", "2"], ["3", "4", "5"], ["6"]]
+    expected = [[f"train-{i}" for i in group] for group in of_split]
+
+    # The 1,001 tasks of ILSVRC2012 are not combined.
+    assert len(of_many(Stored, 1001 * "a", splits=("train",)).index_tasks()) == 1001
+    limits(index_tasks=7)
+    single = of_many(Stored, splits=("train",)).index_tasks()
+    assert single == [*of_many(Stored).source.index_tasks("train")]
+    limits(index_tasks=3)
+    tasks = of_many(Stored, splits=("train",)).index_tasks()
+    assert names_of(tasks) == expected
+    assert {(task.split, task.part, task.class_index) for task in tasks} == {
+        ("train", "a.tar", None)
+    }
+    limits(index_tasks=5)
+    both = of_many(Stored, splits=("train", "validation")).index_tasks()
+    assert both[:3] == tasks
+    assert names_of(both[3:]) == [[f"validation-{i}" for i in group] for group in of_split]
+    assert {task.split for task in both[3:]} == {"validation"}
+
+
+def test_combined_classes_are_of_one_part(limits: Limits) -> None:
+    """The manifest has the number of images, and perhaps the md5, of each part."""
+    limits(index_tasks=3)
+    tasks = of_many(Stored, "aaaabbc", splits=("train",)).index_tasks()
+    assert [(task.part, len(task.simple_tasks)) for task in tasks] == [
+        ("a.tar", 3),
+        ("a.tar", 1),
+        ("b.tar", 2),
+        ("c.tar", 1),
+    ]
+
+
+def test_packed_files_are_unpacked_one_by_one(limits: Limits) -> None:
+    limits(index_tasks=3)
+    packed = of_many(Unpackable, splits=("train",))
+    assert packed.index_tasks() == packed.source.index_tasks("train")
+
+
+def test_combined_task_is_named_after_its_classes(limits: Limits) -> None:
+    """A run with other classes would otherwise take lists of classes that it does not select."""
+    limits(index_tasks=3)
+    every = of_many(Stored, splits=("train",)).index_tasks()
+    some = of_many(Stored, splits=("train",), classes=(0, 1, 3, 4, 5, 6)).index_tasks()
+    assert names_of(some) == [
+        ["train-0", "train-1"],
+        ["train-3", "train-4"],
+        ["train-5", "train-6"],
+    ]
+    others = of_many(Stored, splits=("train",), classes=(0, 2, 3, 4, 5, 6)).index_tasks()
+    assert names_of(others) == [["train-0", "train-2"], *names_of(some[1:])]
+    assert others[1:] == some[1:]
+    names = [task.name for task in (*every, *some, others[0])]
+    assert len(set(names)) == len(names) == 7
+    assert every == of_many(Stored, splits=("train",)).index_tasks()
 
 
 def named(lines: str, images: dict[str, list[str]], **given: Any) -> dict[str, list[int]]:

@@ -141,15 +141,20 @@ def test_checked_shard_opens_only_its_files(
     assert cost(check, tasks) == Cost(opens=2 + 3, syncs=0, collecting=1)
 
 
-def test_listed_class_opens_two_lists_and_syncs_nothing(store: LocalStore, cost: Measure) -> None:
-    """Collecting compares the hashes of the lists."""
+def test_listed_classes_open_two_lists_and_sync_nothing(store: LocalStore, cost: Measure) -> None:
+    """Collecting compares the hashes of the lists. Any number of classes costs the same."""
     folder = f"{schema.WORK}/index-{'0' * 16}"
     source = Listed(CLASSES, ())
     work = IndexWork(source, store, folder, None, frozenset(), 0, ranked=False)
     tasks = [IndexTask(f"class-{number}", "train", "a.tar") for number in range(9)]
     stage = Stage("index", "0" * 64, store, work, ListedCounts)
 
-    assert cost(stage, tasks) == Cost(opens=2 + 2, syncs=0, collecting=1 + 2)
+    expected = Cost(opens=2 + 2, syncs=0, collecting=1 + 2)
+    assert cost(stage, tasks) == expected
+    combined = [
+        IndexTask(f"{task.name} and more", "train", "a.tar", pieces=tuple(tasks)) for task in tasks
+    ]
+    assert cost(stage, combined) == expected
 
 
 def test_written_shard_syncs_its_three_files_once(store: LocalStore, cost: Measure) -> None:

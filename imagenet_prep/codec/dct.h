@@ -1,5 +1,5 @@
 /* Shared by decoder.c and encoder.c: the weights of libjpeg's "slow" integer DCT, the order of
- * coefficients in a file, and the attributes of functions for AVX2. */
+ * coefficients in a file, the attributes of functions for AVX2, and sums of products for NEON. */
 #ifndef IMAGENET_PREP_DCT_H
 #define IMAGENET_PREP_DCT_H
 
@@ -14,6 +14,27 @@
 #define FOR_AVX2 __attribute__((target("avx2,bmi,bmi2,movbe")))
 /* Packs two 16-bit weights for the multiply-add instruction. */
 #define PAIR(a, b) ((int)((uint32_t)(uint16_t)(a) | (uint32_t)(uint16_t)(b) << 16))
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+
+/* The sum of a times weight i and b times weight i + 1 of `w`. i is even, and a constant. */
+#define WEIGH(a, b, w, i) \
+  vmlal_laneq_s16(vmull_laneq_s16(a, (w).val[(i) / 8], (i) % 8), b, (w).val[(i) / 8], (i) % 8 + 1)
+#define ADD_WEIGHED(sum, a, b, w, i) \
+  vmlal_laneq_s16(vmlal_laneq_s16(sum, a, (w).val[(i) / 8], (i) % 8), b, (w).val[(i) / 8], \
+                  (i) % 8 + 1)
+
+/* Transposes eight rows of eight numbers. */
+INLINE void transpose_neon(int16x8_t v[8]) {
+  _Pragma("GCC unroll 3") for (int round = 0; round < 3; round++) {
+    int16x8_t zipped[8];
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+      zipped[2 * i] = vzip1q_s16(v[i], v[i + 4]);
+      zipped[2 * i + 1] = vzip2q_s16(v[i], v[i + 4]);
+    }
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++) v[i] = zipped[i];
+  }
+}
 #endif
 
 /* Lists OF(n) for all coefficients in the order of a file; n is 8 * row + column. */
@@ -48,4 +69,14 @@ enum {
   ODD3_1 = F_1_175 - F_0_899, ODD3_3 = F_1_175 - F_1_961,
   ODD3_5 = F_1_175,           ODD3_7 = F_0_298 - F_0_899 + F_1_175 - F_1_961,
 };
+
+#if defined(__aarch64__)
+/* The weights for NEON, in three registers, so that a product needs no register for its weight. The
+ * matrices of even and odd weights are symmetric, so the forward transform uses the same order. */
+static const int16_t dct_weights[24] = {
+    EVEN0_2, EVEN0_6, EVEN1_2, EVEN1_6, ODD0_1, ODD0_3, ODD0_5, ODD0_7, ODD1_1, ODD1_3,
+    ODD1_5,  ODD1_7,  ODD2_1,  ODD2_3,  ODD2_5, ODD2_7, ODD3_1, ODD3_3, ODD3_5, ODD3_7,
+};
+enum { EVEN0 = 0, EVEN1 = 2, ODD0 = 4, ODD1 = 8, ODD2 = 12, ODD3 = 16 }; /* places of weights */
+#endif
 #endif

@@ -287,6 +287,8 @@ enum answer decoder_read(decoder *d, const mcu_window *window, int halved,
 #if defined(__x86_64__)
     if (d->simd != PLAIN) r.transforms[i] = side == 8 ? whole_sse2 : halve_sse2;
     if (d->simd == AVX2 && side == 8) r.transforms[i] = whole_avx2;
+#elif defined(__aarch64__)
+    if (d->simd != PLAIN) r.transforms[i] = side == 8 ? whole_neon : halve_neon;
 #endif
   }
   return run(d, &r);

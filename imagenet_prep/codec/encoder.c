@@ -175,6 +175,10 @@ static uint8_t *write_row_plain(encoder *e, const picture *p, int row, uint8_t *
 FOR_AVX2 static uint8_t *write_row_avx2(encoder *e, const picture *p, int row, uint8_t *out) {
   return write_row(e, p, row, out, make_pair_avx2);
 }
+#elif defined(__aarch64__)
+static uint8_t *write_row_neon(encoder *e, const picture *p, int row, uint8_t *out) {
+  return write_row(e, p, row, out, make_pair_neon);
+}
 #endif
 
 /* ---- Headers and tables of libjpeg ---- */
@@ -252,6 +256,9 @@ size_t encoder_write_row(encoder *e, const picture *p, int row, uint8_t *out) {
   if (!row) out = begin_file(e, p, out);
 #if defined(__x86_64__)
   if (e->simd == AVX2) out = write_row_avx2(e, p, row, out);
+  else
+#elif defined(__aarch64__)
+  if (e->simd == NEON) out = write_row_neon(e, p, row, out);
   else
 #endif
     out = write_row_plain(e, p, row, out);

@@ -24,7 +24,8 @@ typedef struct {
 
 typedef struct encoder encoder;
 
-/* Returns NULL if there is not enough memory. `simd` is PLAIN, or AVX2 if the processor has it. */
+/* Returns NULL if there is not enough memory. `simd` is PLAIN, or AVX2 or NEON if the processor has
+ * it. */
 encoder *encoder_new(enum simd simd);
 void encoder_free(encoder *);
 

@@ -1,5 +1,5 @@
 /* Computes quantised coefficients from samples, with the DCT of libjpeg's "slow" integer method and
- * the same quotients. Plain C and AVX2 have the same results. */
+ * the same quotients. Plain C, AVX2 and NEON have the same results. */
 #ifndef IMAGENET_PREP_FORWARD_H
 #define IMAGENET_PREP_FORWARD_H
 
@@ -215,6 +215,96 @@ FOR_AVX2 static void make_pair_avx2(const sample_pair *from, const divisors *d, 
     to->which[0] |= (uint64_t)(which & 0xFFFF) << k, to->which[1] |= (uint64_t)(which >> 16) << k;
     bytes = _mm256_add_epi8(bytes, _mm256_set1_epi8(SMALL / 2));
     store_halves(to->bytes[0] + k, to->bytes[1] + k, bytes);
+  }
+}
+
+#elif defined(__aarch64__)
+/* Rounds sums. `shift` is SHIFT1 or SHIFT2, and must be constant. */
+INLINE int16x8_t narrow(int32x4_t low, int32x4_t high, int shift) {
+  return shift == SHIFT1 ? vcombine_s16(vrshrn_n_s32(low, SHIFT1), vrshrn_n_s32(high, SHIFT1))
+                         : vcombine_s16(vrshrn_n_s32(low, SHIFT2), vrshrn_n_s32(high, SHIFT2));
+}
+
+/* All sums of inputs fit into 16 bits, as in pass_avx2. */
+INLINE void pass_neon(int16x8_t v[8], int16x8x3_t w, int shift) {
+  int16x8_t sums[4], differences[4];
+  int16x4_t low[4], high[4];
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    sums[i] = vaddq_s16(v[i], v[7 - i]), differences[i] = vsubq_s16(v[i], v[7 - i]);
+    low[i] = vget_low_s16(differences[i]), high[i] = vget_high_s16(differences[i]);
+  }
+  int16x8_t plus0 = vaddq_s16(sums[0], sums[3]), plus1 = vaddq_s16(sums[1], sums[2]);
+  int16x8_t minus0 = vsubq_s16(sums[0], sums[3]), minus1 = vsubq_s16(sums[1], sums[2]);
+  v[0] = vaddq_s16(plus0, plus1), v[4] = vsubq_s16(plus0, plus1);
+  /* A multiplication by ONE is only a shift. */
+  _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
+    v[i] = shift == SHIFT1 ? vshlq_n_s16(v[i], 2) : vrshrq_n_s16(v[i], 2);
+  int16x4_t low0 = vget_low_s16(minus0), high0 = vget_high_s16(minus0);
+  int16x4_t low1 = vget_low_s16(minus1), high1 = vget_high_s16(minus1);
+  v[2] = narrow(WEIGH(low0, low1, w, EVEN0), WEIGH(high0, high1, w, EVEN0), shift);
+  v[6] = narrow(WEIGH(low0, low1, w, EVEN1), WEIGH(high0, high1, w, EVEN1), shift);
+#define HALF(d, i) ADD_WEIGHED(WEIGH(d[0], d[1], w, i), d[2], d[3], w, i + 2)
+#define ODD(i) narrow(HALF(low, i), HALF(high, i), shift)
+  v[1] = ODD(ODD0), v[3] = ODD(ODD1), v[5] = ODD(ODD2), v[7] = ODD(ODD3);
+#undef ODD
+#undef HALF
+}
+
+/* Returns the upper halves of products. */
+INLINE uint16x8_t multiply_high(uint16x8_t a, uint16x8_t b) {
+  uint32x4_t low = vmull_u16(vget_low_u16(a), vget_low_u16(b)), high = vmull_high_u16(a, b);
+  return vcombine_u16(vshrn_n_u32(low, 16), vshrn_n_u32(high, 16));
+}
+
+INLINE int16x8_t quantise(int16x8_t v, const divisors *d, int at) {
+  uint16x8_t n = vaddq_u16(vreinterpretq_u16_s16(vabsq_s16(v)), vld1q_u16(d->halves + at));
+  n = multiply_high(n, vld1q_u16(d->reciprocals + at));
+  n = multiply_high(n, vld1q_u16(d->scales + at));
+  int16x8_t sign = vshrq_n_s16(v, 15); /* -1 or 0 */
+  return vsubq_s16(veorq_s16(vreinterpretq_s16_u16(n), sign), sign);
+}
+
+/* Returns a bit for each byte of four vectors, which is set if the byte is not 0. */
+INLINE uint64_t which_of(const uint8x16_t v[4]) {
+  const uint8x16_t bits = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+  uint8x16_t found[4];
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)
+    found[i] = vandq_u8(vtstq_u8(v[i], v[i]), bits);
+  /* Three rounds add the eight bits of each eight bytes. */
+  uint8x16_t sum = vpaddq_u8(vpaddq_u8(found[0], found[1]), vpaddq_u8(found[2], found[3]));
+  return vgetq_lane_u64(vreinterpretq_u64_u8(vpaddq_u8(sum, sum)), 0);
+}
+
+/* Does not use `shuffles`: NEON looks up bytes in four vectors at once, by their place. */
+static void make_pair_neon(const sample_pair *from, const divisors *d, const shuffles *s,
+                           block_pair *to) {
+  (void)s;
+  int16x8x3_t w = vld1q_s16_x3(dct_weights);
+  for (int i = 0; i < 2; i++) {
+    int16x8_t v[8];
+    uint8x16x4_t rows;
+    uint8x16_t bytes[4];
+    _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++) {
+      uint8x8_t samples = vld1_u8(from->blocks[i] + y * from->strides[i]);
+      v[y] = vreinterpretq_s16_u16(vsubl_u8(samples, vdup_n_u8(128)));
+    }
+    transpose_neon(v);
+    pass_neon(v, w, SHIFT1);
+    transpose_neon(v);
+    pass_neon(v, w, SHIFT2);
+    _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++) {
+      v[y] = quantise(v[y], d, 8 * y);
+      vst1q_s16(to->values[i] + 8 * y, v[y]);
+    }
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
+      int8x16_t two_rows = vcombine_s8(vqmovn_s16(v[2 * j]), vqmovn_s16(v[2 * j + 1]));
+      rows.val[j] = vreinterpretq_u8_s8(two_rows);
+    }
+    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
+      bytes[j] = vqtbl4q_u8(rows, vld1q_u8(place_in_block + 16 * j));
+      vst1q_u8(to->bytes[i] + 16 * j, vaddq_u8(bytes[j], vdupq_n_u8(SMALL / 2)));
+    }
+    to->which[i] = which_of(bytes) & ~UINT64_C(1); /* without the DC */
   }
 }
 #endif

@@ -814,8 +814,7 @@ EXPORT int planes_best(void) {
  * `simd` (-1: its best). `functions` are pointers to libjpeg's functions, in the order of
  * `libjpeg`. `jpeg` is LIBJPEG (it decodes and encodes all files), OWN (decoder.c, and libjpeg for
  * the files that decoder.c does not accept) or ONLY_OWN (these files have the status NOT_OURS).
- * With OWN, libjpeg also decodes for NEON, and encodes for SSE2, since its vector code for them is
- * faster than plain C. */
+ * With OWN, libjpeg also encodes for SSE2, since its vector code is faster than plain C. */
 EXPORT workspace *planes_new(const libjpeg *functions, int simd, int jpeg) {
   if (simd < 0) simd = is_supported(AVX512) ? AVX512 : planes_best();
   if (simd > AVX512 || !is_supported((enum simd)simd)) return NULL;
@@ -827,10 +826,10 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd, int jpeg) {
   w->simd = w->square.simd = (enum simd)simd;
   w->only_own = jpeg == ONLY_OWN;
   int own = jpeg != LIBJPEG;
-  int decodes = w->only_own || (own && simd != NEON), encodes = own && (simd == AVX2 || simd == PLAIN);
-  if (decodes) w->decoder = decoder_new(w->simd);
+  int encodes = own && simd != SSE2;
+  if (own) w->decoder = decoder_new(w->simd);
   if (encodes) w->encoder = encoder_new(w->simd);
-  if ((decodes && !w->decoder) || (encodes && !w->encoder)) {
+  if ((own && !w->decoder) || (encodes && !w->encoder)) {
     planes_free(w);
     return NULL;
   }

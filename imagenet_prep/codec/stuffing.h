@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 enum { COPIED = 32 }; /* number of bytes that vector code copies at once */
@@ -27,6 +29,14 @@ static size_t copy_up_to_ff(uint8_t *out, const uint8_t *in, size_t size, enum s
     uint32_t found = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(low, ones)) |
                      (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(high, ones)) << 16;
     if (found) return n + (size_t)__builtin_ctz(found);
+  }
+#elif defined(__aarch64__)
+  for (; simd != PLAIN && size - n >= COPIED / 2; n += COPIED / 2) {
+    uint8x16_t bytes = vld1q_u8(in + n);
+    vst1q_u8(out + n, bytes);
+    uint16x8_t equal = vreinterpretq_u16_u8(vceqq_u8(bytes, vdupq_n_u8(0xFF)));
+    uint64_t found = vget_lane_u64(vreinterpret_u64_u8(vshrn_n_u16(equal, 4)), 0); /* 4 bits each */
+    if (found) return n + (size_t)__builtin_ctzll(found) / 4;
   }
 #endif
   (void)simd;

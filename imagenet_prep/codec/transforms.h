@@ -1,6 +1,6 @@
 /* Computes samples from the coefficients of a block, with the inverse DCT of libjpeg's "slow"
- * integer method, or with libjpeg's transform that halves an image. Plain C, SSE2 and AVX2 have the
- * same results as libjpeg-turbo's vector code.
+ * integer method, or with libjpeg's transform that halves an image. Plain C, SSE2, AVX2 and NEON
+ * have the same results as libjpeg-turbo's vector code.
  *
  * Both transforms are linear, except for a rounding after each of two passes. So a pass is written
  * here as one sum of products per output, with the weights that result from libjpeg's additions.
@@ -346,6 +346,144 @@ static void halve_sse2(const int16_t *block, const quantisation *q, uint8_t *out
     int four = _mm_cvtsi128_si32(bytes);
     memcpy(out + y * stride, &four, 4);
   }
+}
+
+#elif defined(__aarch64__)
+/* ---- Vector code ---- */
+
+/* A vector has all eight columns of a row in the first pass, and all eight rows of a column in the
+ * second. Rows and columns are in the order of RANK: 0 4 2 6 1 3 5 7. Sums have 32 bits, so a pass
+ * computes four lanes. */
+
+/* Returns eight inputs of a pass, and notes in `seen` those beyond LIMIT. In both passes, NEON
+ * saturates the inputs to 16 bits, so the check of the second pass is enough for the first, too. */
+INLINE int16x8_t checked_neon(int16x4_t low, int16x4_t high, uint16x8_t *seen) {
+  int16x8_t v = vcombine_s16(low, high);
+  *seen = vorrq_u16(*seen, vaddq_u16(vreinterpretq_u16_s16(v), vdupq_n_u16(LIMIT)));
+  return v;
+}
+
+/* Multiplies the coefficients of a block by their steps. Two rows are interleaved in memory. */
+INLINE void dequantise_neon(const int16_t *block, const quantisation *q, int16x8_t out[8],
+                            uint16x8_t *seen) {
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    int16x8x2_t rows = vld2q_s16(block + 16 * i), steps = vld2q_s16(q->steps + 16 * i);
+    _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
+      int32x4_t low = vmull_s16(vget_low_s16(rows.val[j]), vget_low_s16(steps.val[j]));
+      int32x4_t high = vmull_high_s16(rows.val[j], steps.val[j]);
+      out[2 * i + j] = checked_neon(vqmovn_s32(low), vqmovn_s32(high), seen);
+    }
+  }
+}
+
+typedef struct { int16x4_t of[8]; } half_inputs; /* four lanes of the inputs of a pass */
+
+INLINE half_inputs half_of(const int16x8_t v[8], int is_high) {
+  half_inputs in;
+  _Pragma("GCC unroll 8") for (int i = 0; i < 8; i++)
+    in.of[i] = is_high ? vget_high_s16(v[i]) : vget_low_s16(v[i]);
+  return in;
+}
+
+/* Like pass_plain, without rounding and shift. */
+INLINE void pass_neon(half_inputs in, int16x8x3_t w, int32x4_t out[8]) {
+  int16x4_t in0 = in.of[0], in4 = in.of[1], in2 = in.of[2], in6 = in.of[3];
+  int16x4_t in1 = in.of[4], in3 = in.of[5], in5 = in.of[6], in7 = in.of[7];
+  int32x4_t plus = vshlq_n_s32(vaddl_s16(in0, in4), 13); /* times ONE */
+  int32x4_t minus = vshlq_n_s32(vsubl_s16(in0, in4), 13);
+  int32x4_t two0 = WEIGH(in2, in6, w, EVEN0), two1 = WEIGH(in2, in6, w, EVEN1);
+  int32x4_t even[4] = {vaddq_s32(plus, two0), vaddq_s32(minus, two1), vsubq_s32(minus, two1),
+                       vsubq_s32(plus, two0)};
+#define ODD(i) ADD_WEIGHED(WEIGH(in1, in3, w, i), in5, in7, w, i + 2)
+  int32x4_t odd[4] = {ODD(ODD0), ODD(ODD1), ODD(ODD2), ODD(ODD3)};
+  _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++) {
+    out[y] = vaddq_s32(even[y], odd[y]);
+    out[7 - y] = vsubq_s32(even[y], odd[y]);
+  }
+}
+
+/* Rounds sums of the second pass to samples. The upper halves of the sums are shifted by SHIFT - 16
+ * bits, since NEON cannot shift and narrow by more than 16. Rounding does not include the 128. */
+#define SAMPLES_NEON(upper_halves, SHIFT) \
+  veor_u8(vreinterpret_u8_s8(vqrshrn_n_s16(upper_halves, SHIFT - 16)), vdup_n_u8(128))
+
+static void whole_neon(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
+                       excess *all) {
+  uint16x8_t seen = vld1q_u16(all->second);
+  int16x8x3_t w = vld1q_s16_x3(dct_weights);
+  int16x8_t v[8];
+  int16x4_t made[2][8];
+  int32x4_t sums[8];
+  dequantise_neon(block, q, v, &seen);
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    pass_neon(half_of(v, half), w, sums);
+    _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++)
+      made[half][y] = vqrshrn_n_s32(sums[y], SHIFT1);
+  }
+  _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++)
+    v[y] = checked_neon(made[0][y], made[1][y], &seen);
+  vst1q_u16(all->second, seen);
+  transpose_neon(v);
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    pass_neon(half_of(v, half), w, sums);
+    _Pragma("GCC unroll 8") for (int x = 0; x < 8; x++) made[half][x] = vshrn_n_s32(sums[x], 16);
+  }
+  _Pragma("GCC unroll 8") for (int x = 0; x < 8; x++) v[x] = vcombine_s16(made[0][x], made[1][x]);
+  transpose_neon(v);
+  _Pragma("GCC unroll 8") for (int y = 0; y < 8; y++)
+    vst1_u8(out + y * stride, SAMPLES_NEON(v[y], SHIFT2));
+}
+
+static const int16_t half_weights[16] = {HALF0_1, HALF0_3, HALF0_5, HALF0_7, HALF1_1,
+                                         HALF1_3, HALF1_5, HALF1_7, HALF_2,  HALF_6};
+
+/* Like half_pass_plain, without rounding and shift. */
+INLINE void half_pass_neon(half_inputs in, int16x8x2_t w, int32x4_t out[4]) {
+  int16x4_t in0 = in.of[0], in2 = in.of[2], in6 = in.of[3];
+  int16x4_t in1 = in.of[4], in3 = in.of[5], in5 = in.of[6], in7 = in.of[7];
+  int32x4_t one = vshll_n_s16(in0, 14), two = WEIGH(in2, in6, w, 8); /* HALF_ONE is 2^14 */
+  int32x4_t odd0 = ODD(0), odd1 = ODD(4);
+  int32x4_t even0 = vaddq_s32(one, two), even1 = vsubq_s32(one, two);
+  out[0] = vaddq_s32(even0, odd0), out[3] = vsubq_s32(even0, odd0);
+  out[1] = vaddq_s32(even1, odd1), out[2] = vsubq_s32(even1, odd1);
+}
+#undef ODD
+
+static void halve_neon(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
+                       excess *all) {
+  static const uint8_t transposed[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  uint16x8_t seen = vld1q_u16(all->second);
+  int16x8x2_t w = vld1q_s16_x2(half_weights);
+  int16x8_t v[8];
+  int16x4_t made[2][4];
+  int32x4_t sums[4];
+  dequantise_neon(block, q, v, &seen);
+  _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++) {
+    half_pass_neon(half_of(v, half), w, sums);
+    _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++)
+      made[half][y] = vqrshrn_n_s32(sums[y], HALF_SHIFT1);
+  }
+  _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++)
+    v[y] = checked_neon(made[0][y], made[1][y], &seen);
+  vst1q_u16(all->second, seen);
+  /* Each vector becomes two columns of four rows. */
+  int16x8_t rows02 = vzip1q_s16(v[0], v[2]), more02 = vzip2q_s16(v[0], v[2]);
+  int16x8_t rows13 = vzip1q_s16(v[1], v[3]), more13 = vzip2q_s16(v[1], v[3]);
+  int16x8_t pairs[4] = {vzip1q_s16(rows02, rows13), vzip2q_s16(rows02, rows13),
+                        vzip1q_s16(more02, more13), vzip2q_s16(more02, more13)};
+  half_inputs in;
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    in.of[2 * i] = vget_low_s16(pairs[i]);
+    in.of[2 * i + 1] = vget_high_s16(pairs[i]);
+  }
+  half_pass_neon(in, w, sums);
+  int16x8_t left = vcombine_s16(vshrn_n_s32(sums[0], 16), vshrn_n_s32(sums[1], 16));
+  int16x8_t right = vcombine_s16(vshrn_n_s32(sums[2], 16), vshrn_n_s32(sums[3], 16));
+  uint8x16_t columns =
+      vcombine_u8(SAMPLES_NEON(left, HALF_SHIFT2), SAMPLES_NEON(right, HALF_SHIFT2));
+  uint8_t samples[16];
+  vst1q_u8(samples, vqtbl1q_u8(columns, vld1q_u8(transposed)));
+  _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++) memcpy(out + y * stride, samples + 4 * y, 4);
 }
 #endif
 

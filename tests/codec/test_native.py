@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.codec import corpus, native
+from tests.kit.codec import corpus, fuzz, native, variety
 from tests.kit.lengths import long_except
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64")
@@ -22,6 +22,17 @@ def need(compiler: Sequence[str], *programs: str) -> None:
     absent = [f"no {program} here" for program in programs if not shutil.which(program)]
     if reasons := [*filter(None, [native.missing(compiler)]), *absent]:
         pytest.skip(", ".join(reasons))
+
+
+def emulated_arm(folder: Path, sources: Sequence[Path]) -> tuple[Sequence[str | Path], Path]:
+    """Returns the command that runs a harness for ARM, and the libjpeg of Pillow's ARM wheel."""
+    compiler = native.zig("aarch64-linux-gnu.2.27")
+    need(compiler, "qemu-aarch64-static", f"{ARM_ROOT}/lib/ld-linux-aarch64.so.1")
+    libjpeg = native.arm_libjpeg()
+    if libjpeg is None:
+        pytest.skip("no build/aarch64 with Pillow's libjpeg for ARM: `make test-long` brings it")
+    program = native.build(folder, compiler, sources=sources)
+    return ("qemu-aarch64-static", "-L", ARM_ROOT, program), libjpeg
 
 
 def sanitized(folder: Path) -> Path:
@@ -103,16 +114,52 @@ def test_arm_resizes_to_the_same_planes(tmp_path: Path, simd: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("simd", [0, 3], ids=["plain", "neon"])
 def test_arm_gives_the_same_bytes(tmp_path: Path, simd: int) -> None:
-    """With the libjpeg-turbo of Pillow's wheel for ARM, which has its own NEON code."""
-    arm = native.zig("aarch64-linux-gnu.2.27")
-    need(arm, "qemu-aarch64-static", f"{ARM_ROOT}/lib/ld-linux-aarch64.so.1")
-    libjpeg = native.arm_libjpeg()
-    if libjpeg is None:
-        pytest.skip("no build/aarch64 with Pillow's libjpeg for ARM: `make test-long` brings it")
+    """Our decoder and encoder for ARM make the same files as those of this machine."""
+    emulated, libjpeg = emulated_arm(tmp_path, native.HARNESS)
     jobs = native.jobs(corpus.ALL)
     files = native.write(tmp_path / "corpus", jobs)
-    emulated = ("qemu-aarch64-static", "-L", ARM_ROOT, native.build(tmp_path, arm))
 
     found = native.run(*emulated, "shrink", libjpeg, files, simd)
 
     assert found == native.expected(jobs)
+
+
+@pytest.mark.long
+def test_arm_decodes_to_the_planes_of_libjpeg(tmp_path: Path) -> None:
+    """libjpeg-turbo has its own NEON code. Complete, halved and in windows, by plain C and NEON."""
+    emulated, libjpeg = emulated_arm(tmp_path, native.DECODER_HARNESS)
+    made = [*corpus.files().values(), *variety.files(500, seed=3)]
+    files = native.write(tmp_path / "corpus", [native.Job(data, 1, 1) for data in made])
+
+    found = native.run(*emulated, "equal", libjpeg, files, 3)
+
+    num_files, taken, sound_but_declined, num_planes = map(int, found.split())
+    assert num_files == len(made)
+    assert taken > 0.9 * num_files  # the others are progressive or CMYK
+    assert sound_but_declined < 0.05 * num_files * 2
+    assert num_planes > 2 * 5 * taken  # plain C and NEON; complete, halved, windows
+
+
+@pytest.mark.long
+def test_arm_accepts_damaged_files_only_if_sound(tmp_path: Path) -> None:
+    emulated, libjpeg = emulated_arm(tmp_path, native.DECODER_HARNESS)
+    files = native.write(tmp_path / "corpus", fuzz.sources(3))
+    count = 5_000
+
+    found = native.run(*emulated, "fuzz", libjpeg, files, count, 3)
+
+    num_files, taken, _, num_planes = map(int, found.split())
+    assert num_files == count
+    assert count / 10 < taken < count / 2
+    assert num_planes > taken
+
+
+@pytest.mark.long
+def test_arm_encodes_to_the_files_of_libjpeg(tmp_path: Path) -> None:
+    """By plain C and NEON, at all qualities."""
+    emulated, libjpeg = emulated_arm(tmp_path, native.ENCODER_HARNESS)
+    count = 500
+
+    equal = int(native.run(*emulated, libjpeg, count, 3))
+
+    assert equal == 2 * count

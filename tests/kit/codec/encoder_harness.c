@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-enum { MOST_SIDE = 200 };
+enum { MOST_SIDE = 200, NUM_KINDS = 3 };
 
 static int any_sample(int kind, int x, int y) {
   switch (kind) {
@@ -79,10 +79,10 @@ int main(int argc, char **argv) {
   libjpeg api = load(argv[1]);
   long count = atol(argv[2]), equal = 0;
   state ^= strtoull(argv[3], NULL, 10) * 0x9E3779B97F4A7C15u;
-  static const enum simd kinds[] = {PLAIN, AVX2};
+  static const enum simd kinds[NUM_KINDS] = {PLAIN, AVX2, NEON};
   workspace *reference = planes_new(&api, PLAIN, 0);
-  encoder *encoders[2] = {NULL};
-  for (int i = 0; i < 2; i++)
+  encoder *encoders[NUM_KINDS] = {NULL};
+  for (int i = 0; i < NUM_KINDS; i++)
     if (is_supported(kinds[i])) encoders[i] = encoder_new(kinds[i]);
   for (; count; count--) {
     int height = 1 + (int)below(MOST_SIDE), width = 1 + (int)below(MOST_SIDE);
@@ -91,7 +91,7 @@ int main(int argc, char **argv) {
     plane planes[3];
     make_planes(planes, height, width);
     encode_as_libjpeg(reference, planes, quality);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < NUM_KINDS; i++) {
       if (!encoders[i]) continue;
       encoder_learn(encoders[i], quality, reference->jpeg.start);
       if (!encoder_knows(encoders[i], quality)) fail("nothing was learnt");
@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 3; i++) free(planes[i].samples);
   }
   printf("%ld\n", equal);
-  for (int i = 0; i < 2; i++) encoder_free(encoders[i]);
+  for (int i = 0; i < NUM_KINDS; i++) encoder_free(encoders[i]);
   planes_free(reference);
   return fflush(stdout) ? 2 : 0;
 }

@@ -2,7 +2,7 @@
 
 python -m tests.kit.codec.fuzz --hours 1 --files 10_000_000 --seed 1 --log build/fuzz.log
 
-A core makes, decodes and compares about 3,900 files per second, so 10 million take 45 minutes.
+A core makes, decodes and compares about 1,800 files per second, so 10 million take 90 minutes.
 
 Each line of the log is one batch: its seed, and the numbers of files, of accepted files, of sound
 files that were declined, and of planes equal to libjpeg's. A report of a sanitizer, or a difference

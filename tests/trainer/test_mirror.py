@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,20 +141,21 @@ def test_failed_uploads_are_retried_during_training(
     proxy: Proxy,
     prefix: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
     copy = saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
     copy.fetch()
     proxy.down = True
+    # `capsys` may lose what a thread writes while it is read.
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     copy.flush()
-    said: list[str] = []
 
     def arrived() -> bool:
-        said.append(capsys.readouterr().err)
-        if says("training-continues-upload-retried").search("".join(said)):
+        if says("training-continues-upload-retried").search(said.getvalue()):
             proxy.down = False
-        return bool(says("mirror-upload-complete-after-retries").search("".join(said)))
+        return bool(says("mirror-upload-complete-after-retries").search(said.getvalue()))
 
     wait_until(arrived, "the end of the upload")
     assert copy.close()

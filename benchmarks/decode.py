@@ -220,11 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.decode")
     parser.add_argument("--sides", type=int, nargs="+", choices=NUM_IMAGES, default=[*NUM_IMAGES])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", metavar="REGEX", help="decoders besides ours")
-    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
-    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
-    parser.add_argument("--json", type=Path, help="keep raw figures here")
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    measure.add_peer_flags(parser, only="decoders besides ours")
     args = parser.parse_args(argv)
     if args.job:
         print(json.dumps(work(**json.loads(args.job.read_text()) | {"folder": args.job.parent})))

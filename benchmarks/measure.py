@@ -5,6 +5,7 @@ Imports only the standard library, because the peers' workers run it in a separa
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime as dt
 import json
@@ -39,6 +40,15 @@ _SAMPLE_EVERY_S = 0.2
 VECTORS = ("sse2", "avx2", "avx512f", "asimd", "sve")
 
 T = TypeVar("T")
+
+
+def add_peer_flags(parser: argparse.ArgumentParser, *, only: str) -> None:
+    """Adds the flags of a benchmark that runs its rows as jobs; `only` is the help of --only."""
+    parser.add_argument("--only", default="", metavar="REGEX", help=only)
+    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH)
+    parser.add_argument("--json", type=Path, help="keep raw figures here")
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
 
 
 class Member(NamedTuple):

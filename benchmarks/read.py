@@ -238,11 +238,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
     parser.add_argument("--epochs", type=int, default=2, help="measured, after one to warm up")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
-    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
-    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
-    parser.add_argument("--json", type=Path, help="keep raw figures here")
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    measure.add_peer_flags(parser, only="rows whose name it matches")
     args = parser.parse_args(argv)
     if args.job:
         _work_from(args.job)

@@ -559,13 +559,12 @@ def _work_from(path: Path) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that `benches` reads, and the number of rounds."""
+    """Adds the sizes of the inputs that `benches` reads, and the number of rounds."""
     help_ = f"of R; P has {PASSED_TIMES} times as many"
     parser.add_argument("--images", type=int, default=6000, help=help_)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
     parser.add_argument("--short-side", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
 
 
 def benches(args: argparse.Namespace, peers_venv: Path | None) -> tuple[Bench, Bench]:
@@ -592,11 +591,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints, or runs one job for a measuring run."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.write")
     add_sizes(parser)
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")
-    parser.add_argument("--peers-venv", type=Path, help="where the peers are installed")
+    measure.add_peer_flags(parser, only="rows whose name it matches")
     parser.add_argument("--s3", action="store_true", help="also from and into SeaweedFS")
-    parser.add_argument("--json", type=Path, help="keep raw figures here")
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.job:
         _work_from(args.job)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from imagenet_prep.core import children, limits, program, strict_json
+from imagenet_prep.core import children, ending, limits, strict_json
 from imagenet_prep.core.errors import BadImageError, ImagenetPrepError
 
 if TYPE_CHECKING:
@@ -357,4 +357,4 @@ def _close_children() -> None:
 
 os.register_at_fork(after_in_child=_forget_children)
 atexit.register(_close_children)
-program.before_ending(_close_children)
+ending.before(_close_children)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from imagenet_prep.core import errors, flags, imports, monitoring, terminal
+from imagenet_prep.core import ending, errors, flags, imports, monitoring, terminal
 from imagenet_prep.core.flags import Config
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -66,12 +66,6 @@ def _leave_terminal() -> None:
 
 
 _INTERRUPTED = "interrupted. Finished work is kept: run the same command again to resume."
-_LAST_ACTS: list[Callable[[], None]] = []
-
-
-def before_ending(act: Callable[[], None]) -> None:
-    """Makes `finish` call `act` at the end, because `finish` skips Python's exit handlers."""
-    _LAST_ACTS.append(act)
 
 
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
@@ -151,8 +145,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
             # Not SIG_IGN, because Python would report an error for a pending signal.
             handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
             code = monitoring.end(_flushed(code))
-            for act in _LAST_ACTS:
-                act()
+            ending.prepare()
         finally:
             os._exit(code)
 

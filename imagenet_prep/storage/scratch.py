@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagenet_prep.core import program
+from imagenet_prep.core import ending
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage.local_file import folder_inside, storage_errors, try_lock
 
@@ -97,4 +97,4 @@ def _make_locked(parent: Path) -> Path:
             os.close(descriptor)
 
 
-program.before_ending(remove_process_folder)
+ending.before(remove_process_folder)

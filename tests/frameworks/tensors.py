@@ -1,9 +1,10 @@
 """Checks batches of framework="torch" against the reader's NumPy arrays, with PyTorch itself.
 
-`python tensors.py CHECK SET` asserts, and prints the number of compared batches.
+`python tensors.py SET CHECK...` asserts, and prints the number of compared batches of each check.
 """
 
 import itertools
+import json
 import sys
 
 import numpy as np
@@ -55,7 +56,7 @@ PIXELS = {
 def opened(split="train", framework="torch", **more):
     """Opens the dataset of the command line."""
     usual = {"backend": "native", "world": World(), "seed": 3, "batch_size": BATCH}
-    return make_dataset(sys.argv[2], split, image_size=SIDE, framework=framework, **usual | more)
+    return make_dataset(sys.argv[1], split, image_size=SIDE, framework=framework, **usual | more)
 
 
 def bits(value):
@@ -324,5 +325,4 @@ def dali():
 
 
 if __name__ == "__main__":
-    check = globals()[sys.argv[1]]
-    print(sum(check()))
+    print(json.dumps({name: sum(globals()[name]()) for name in sys.argv[2:]}))

@@ -178,6 +178,19 @@ def test_reader_restored_too_far_skips_images(colours: Path) -> None:
     )
 
 
+def test_a_whole_unused_last_step_is_reported(colours: Path) -> None:
+    run = Run(colours)
+    steps = NUM_TRAIN // 5
+    run.train(0, [steps - 1], steps - 1, ranks=1, batch=5)
+    next_epoch = run.states[steps - 1] | {"epoch": 1, "examples_read": 0}
+    run.train(steps - 1, [steps], steps, ranks=1, batch=5, state=next_epoch)
+
+    assert run.receipt.faults() == (
+        NUM_TRAIN,
+        [f"before step {steps - 1}: epoch 0 did not use 5 images"],
+    )
+
+
 def test_changed_seed_within_an_epoch_is_reported(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [3], 3)
@@ -385,6 +398,16 @@ def test_training_lines_after_the_last_checkpoint_count(colours: Path) -> None:
         (2, 3, 6),
         (2, 6, 6),
     ]
+
+
+def test_a_start_without_training_lines_has_no_steps(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [3], 5)
+    run.train(3, [], 3)
+    run.train(3, [6], 6)
+
+    found = [(each.run, each.first, each.reached) for each in parse(run.lines, "log")]
+    assert found == [(1, 0, 3), (1, 3, 5), (2, 3, 3), (3, 3, 6), (3, 6, 6)]
 
 
 def test_receipt_is_only_of_the_dataset_trained_on(

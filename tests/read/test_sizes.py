@@ -321,8 +321,11 @@ def test_weighted_order_is_exact_after_a_resume(colours: Path) -> None:
     assert len(expected) - len(found) < 9
 
 
-def test_receipt_has_the_weighted_images(colours: Path) -> None:
-    reader = opened(colours, 4, weights=2, fields=FIELDS)
+@pytest.mark.parametrize(
+    "settings", [{"weights": 2}, {"weights": 1.7, "classes": [7, 3, 21, *range(30, 45)]}]
+)
+def test_receipt_has_the_weighted_images(colours: Path, settings: dict[str, Any]) -> None:
+    reader = opened(colours, 4, **settings, fields=FIELDS)
     start = {"kind": "start", "step": 0, "receipt": reader.receipt()}
     steps = [batch["number"].tolist() for _ in range(2) for batch in reader]
     saved = {"kind": "saved", "step": len(steps), "receipt": reader.state()}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.dataset_store import Dataset
 
 _FIRST_VALUES = 8
+_SHOWN_CHARACTERS = 200  # of a text; --json prints complete texts
 # Columns of the table of samples that --key shows.
 _OF_SOURCE = ("action", "reason", "source_sha256")
 # A record may lack every field except its image.
@@ -263,9 +264,10 @@ def _show_set(config: ShowConfig) -> int:
         column_facts[name] = None
         found = columns.find(dataset.store, name)
         if found:
-            num_bytes = sum(file.num_bytes for file in found.files())
+            files = [*itertools.chain.from_iterable(found.splits.values())]
             column_facts[name] = {**vars(found.begun()), "splits": [*found.splits]}
-            column_facts[name]["bytes"] = num_bytes
+            column_facts[name]["rows"] = sum(file.rows for file in files)
+            column_facts[name]["bytes"] = sum(file.num_bytes for file in files)
     if config.json:
         content |= {"first_class": first_class, "columns": column_facts}
         print(json.dumps(content, indent=1))
@@ -278,13 +280,15 @@ def _show_set(config: ShowConfig) -> int:
         if of:
             size = terminal.human_bytes(of["bytes"])
             splits = ", ".join(of["splits"])
-            words.insert(0, f"{of['dtype']} {[*of['shape']]} of {splits}, {size}")
+            kind = "texts" if of["dtype"] == column.TEXT else f"{of['dtype']} {[*of['shape']]}"
+            rows = terminal.counted(of["rows"], "row")
+            words.insert(0, f"{kind} of {splits}, {rows}, {size}")
         print(terminal.printable(f"column {name}: {'; '.join(words) or 'not complete'}"))
     return 0
 
 
 def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
-    """Returns dtype, shape and first values of a record's row in each column, by column name."""
+    """Returns dtype, shape and first values, or all texts, of a record's row in each column."""
     import numpy as np
 
     from imagenet_prep.read.column_rows import numbers_of
@@ -295,7 +299,11 @@ def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
     for name in columns.names(dataset.store):
         found = columns.find(dataset.store, name)
         row = columns.row(dataset, found, split, shard, record) if found else None
-        if found and row is not None:
+        if found and row is not None and found.is_text:
+            where = dataset.store.where(found.file_name(shard_name))
+            texts = columns.texts(found, row, where, record)
+            rows[name] = {"dtype": found.dtype, "texts": texts}
+        elif found and row is not None:
             values = np.frombuffer(row, found.descr)[:_FIRST_VALUES]
             first = numbers_of(values, found).tolist()
             rows[name] = {"dtype": found.dtype, "shape": list(found.shape), "first": first}
@@ -395,6 +403,13 @@ def _print(config: ShowConfig, row: Json, where: str) -> None:
     words = terminal.printable(f"{name}  {text}{origin}")
     print(f"{where} {row['stored_label']:>4} {wnid} {size}  {words}")
     for column_name, of in row.get("columns", {}).items():
+        if "texts" in of:
+            count = terminal.counted(len(of["texts"]), "text")
+            print(terminal.printable(f"  {column_name}: {count}"))
+            for text in of["texts"]:
+                more = f"... ({len(text):,} characters)" if len(text) > _SHOWN_CHARACTERS else ""
+                print(terminal.printable(f"    {text[:_SHOWN_CHARACTERS]}{more}"))
+            continue
         values = ", ".join(f"{value:.6g}" for value in of["first"])
         more = ", ..." if len(of["first"]) < math.prod(of["shape"]) else ""
         print(terminal.printable(f"  {column_name}: {of['dtype']} {of['shape']}: {values}{more}"))

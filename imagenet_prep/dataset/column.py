@@ -1,8 +1,9 @@
-"""Columns of a dataset (one array per record), and its division among nodes (placement).
+"""Columns of a dataset (arrays or texts per record), and its division among nodes (placement).
 
-The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. For each
-file, column.json has the sha256 of the shard's table of samples. The file is valid in every dataset
-with this table: a replica, a part, or an amended dataset in which the shard is unchanged.
+The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. Texts are
+in columns/NAME/SHARD.jsonl; line i belongs to record i (see `text_rows`). For each file,
+column.json has the sha256 of the shard's table of samples. The file is valid in every dataset with
+this table: a replica, a part, or an amended dataset in which the shard is unchanged.
 column.json is written last. Until then, begun.json has the settings, and each file has a receipt.
 
 For the placement, the examples of a split are arranged on a circle, in the order of the shards, and
@@ -27,13 +28,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import schema, text_rows
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, render
 
 VERSION = 1
@@ -50,6 +51,10 @@ DTYPES = {
     **{f"float{8 * n}": (f"<f{n}", n) for n in (2, 4, 8)},
     "bfloat16": ("<u2", 2),
 }
+# The type of a column whose rows are lists of strings.
+TEXT = "str"
+# The endings of the files with rows: arrays and texts.
+ENDINGS = (".npy", ".jsonl")
 # The view of a column that is valid for every crop and for the mirrored image.
 ANY_VIEW = "image"
 # Whether a row depends only on the image, or also on its class.
@@ -64,7 +69,7 @@ RESERVED = frozenset({ALL, NONE, "key", "split", *schema.PARQUET_FIELDS, *schema
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_AXES = 8
-_MOST_ROW_BYTES = 64 << 20
+MOST_ROW_BYTES = 64 << 20
 _MAX_COLUMN_FILE_BYTES = 1 << 62
 _MOST_VIEW = 200
 
@@ -104,7 +109,7 @@ class ColumnFile:
 class Column:
     """The contents of a column.json or begun.json; see docs/data-format.md.
 
-    `dtype` is one of `DTYPES`; `splits` is empty in begun.json.
+    `dtype` is one of `DTYPES`, or `TEXT`; `splits` is empty in begun.json.
     """
 
     name: str
@@ -122,12 +127,14 @@ class Column:
                 f"column_version {self.column_version}, expected {VERSION}: upgrade imagenet-prep"
             )
         require_name(self.name)
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}")
+        if self.dtype not in (*DTYPES, TEXT):
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, {TEXT}")
+        if self.is_text and self.shape:
+            raise ValueError(f"shape: expected () for {TEXT}, since a row has any number of texts")
         if len(self.shape) > _MOST_AXES or not all(0 < side < 1 << 31 for side in self.shape):
             raise ValueError(f"shape: expected up to {_MOST_AXES} dimensions, each at least 1")
-        if self.row_bytes > _MOST_ROW_BYTES:
-            raise ValueError(f"shape: a row has more than {_MOST_ROW_BYTES:,} bytes")
+        if self.row_bytes > MOST_ROW_BYTES:
+            raise ValueError(f"shape: a row has more than {MOST_ROW_BYTES:,} bytes")
         if self.made_from not in (OF_IMAGE, OF_CLASS):
             raise ValueError(f"made_from: expected {OF_IMAGE} or {OF_CLASS}")
         if not (self.view and self.view.isprintable() and len(self.view) <= _MOST_VIEW):
@@ -137,23 +144,55 @@ class Column:
             numbers = [name.number for name in names if name and name.split == split]
             if not files or numbers != sorted({*numbers}) or len(numbers) != len(files):
                 raise ValueError(f"splits: the files of {split} are not in the order of shards")
-            if any(file.num_bytes != self.num_bytes(file.rows) for file in files):
+            if not all(self._fits(file) for file in files):
                 raise ValueError("splits: the size of a file does not match its rows")
             if any(file.missing for file in files):
                 raise ValueError("splits: a file has missing rows")
 
     @property
+    def is_text(self) -> bool:
+        """Whether rows are lists of strings, in a .jsonl file, instead of arrays."""
+        return self.dtype == TEXT
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return math.prod(self.shape) * DTYPES[self.dtype][1]
+        """Bytes of one row; 0 for texts, whose rows have different sizes."""
+        return 0 if self.is_text else math.prod(self.shape) * DTYPES[self.dtype][1]
 
     @property
     def descr(self) -> str:
-        """NumPy's code for the type of the values in the .npy files."""
-        return DTYPES[self.dtype][0]
+        """NumPy's code for the type of the values: in the .npy files, or of Python's strings."""
+        return "|O" if self.is_text else DTYPES[self.dtype][0]
+
+    @property
+    def empty_row(self) -> bytes:
+        """The row of a record whose row is missing: zeros, or no text."""
+        return text_rows.render(self.name, ()) if self.is_text else bytes(self.row_bytes)
+
+    def read_row(self, file: BinaryIO) -> bytes:
+        """Reads the next row of a file; it is too short if the file is truncated."""
+        if self.is_text:
+            return file.readline(MOST_ROW_BYTES + 1)
+        return file.read(self.row_bytes)
+
+    def texts(self, row: bytes) -> list[str]:
+        """Returns the texts of a row; raises ValueError if it is damaged."""
+        return text_rows.parse(self.name, row)
+
+    def row_problem(self, row: bytes) -> str | None:
+        """Returns the problem with a row of texts, or None. Only the size of arrays is checked."""
+        if not self.is_text:
+            return None if len(row) == self.row_bytes else "ends within a row"
+        try:
+            self.texts(row)
+        except ValueError as error:
+            return f"a row {error}"
+        return None
 
     def header(self, rows: int) -> bytes:
-        """Returns the only accepted header of a .npy file with this number of rows."""
+        """Returns the only accepted header of a file with this number of rows; b"" for texts."""
+        if self.is_text:
+            return b""
         shape = (rows, *self.shape)
         text = f"{{'descr': '{self.descr}', 'fortran_order': False, 'shape': {shape}, }}"
         # NumPy aligns the values to 64 bytes.
@@ -164,12 +203,23 @@ class Column:
         """Returns the size of a .npy file with this number of rows."""
         return len(self.header(rows)) + rows * self.row_bytes
 
+    def _fits(self, file: ColumnFile) -> bool:
+        """Returns whether a file of this size can have its number of rows."""
+        if self.is_text:
+            least = len(self.empty_row)
+            return least * file.rows <= file.num_bytes <= MOST_ROW_BYTES * file.rows
+        return file.num_bytes == self.num_bytes(file.rows)
+
+    def file_name(self, shard: str) -> str:
+        """Returns the path of the file with the rows of a shard."""
+        return file_name(self.name, shard, ENDINGS[self.is_text])
+
     def file(self, rows: ColumnFile) -> DatasetFile:
-        """Returns the .npy file of a shard, with its path in the dataset."""
-        return DatasetFile(file_name(self.name, rows.shard), rows.num_bytes, rows.sha256)
+        """Returns the file of a shard, with its path in the dataset."""
+        return DatasetFile(self.file_name(rows.shard), rows.num_bytes, rows.sha256)
 
     def files(self) -> list[DatasetFile]:
-        """Returns all .npy files."""
+        """Returns the files with rows of all shards."""
         return [*map(self.file, itertools.chain.from_iterable(self.splits.values()))]
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
@@ -276,13 +326,13 @@ def begun_name(name: str) -> str:
     return f"{folder_name(name)}/begun.json"
 
 
-def file_name(name: str, shard: str) -> str:
-    """Returns the path of the .npy file with the rows of a shard."""
-    return f"{folder_name(name)}/{shard}.npy"
+def file_name(name: str, shard: str, ending: str = ENDINGS[0]) -> str:
+    """Returns the path of the file with the rows of a shard."""
+    return f"{folder_name(name)}/{shard}{ending}"
 
 
 def receipt_name(name: str, shard: str) -> str:
-    """Returns the path of a .npy file's receipt; complete columns have no receipts."""
+    """Returns the path of the receipt of a file with rows; complete columns have no receipts."""
     return f"{folder_name(name)}/{shard}.json"
 
 

@@ -52,7 +52,7 @@ class Example(NamedTuple):
     wnid: str
     encoded: bytes  # as stored
     sha256: str  # of `encoded`
-    rows: Mapping[str, npt.NDArray[Any]]  # exported columns, by name
+    rows: Mapping[str, npt.NDArray[Any] | list[str]]  # exported columns, by name
 
     @property
     def name(self) -> str:

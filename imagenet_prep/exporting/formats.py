@@ -243,7 +243,7 @@ _GROUP_ROWS = 100  # as in `datasets` for images: to read one row, its group is 
 
 @dataclass(frozen=True)
 class ParquetFormat(Format):
-    """The Parquet format, see `Format`; rows of dataset columns become fixed-length lists."""
+    """The Parquet format, see `Format`; rows of dataset columns become lists."""
 
     wnids: tuple[str, ...]
     columns: tuple[Column, ...] = ()
@@ -269,6 +269,11 @@ class ParquetFormat(Format):
             schema.PARQUET_LABEL: {"names": self.wnids, "_type": "ClassLabel"},
         }
         for column in self.columns:
+            if column.is_text:
+                columns[column.name] = pa.list_(pa.string())
+                text = {"_type": "Value", "dtype": "string"}
+                features[column.name] = {"_type": "Sequence", "length": -1, "feature": text}
+                continue
             dtype = np.dtype(column.descr)
             values = pa.from_numpy_dtype(dtype)
             feature: Json = {"_type": "Value", "dtype": dtype.name}
@@ -289,10 +294,11 @@ class ParquetFormat(Format):
             while rows := list(itertools.islice(remaining, _GROUP_ROWS)):
                 images = [{"bytes": row.encoded, "path": row.key} for row in rows]
                 labels = [row.class_index for row in rows]
-                values = [
-                    pa.array([row.rows[column.name].tolist() for row in rows], columns[column.name])
-                    for column in self.columns
-                ]
+                values = []
+                for column in self.columns:
+                    of_rows = [row.rows[column.name] for row in rows]
+                    lists = [v if isinstance(v, list) else v.tolist() for v in of_rows]
+                    values.append(pa.array(lists, columns[column.name]))
                 writer.write_batch(pa.record_batch([images, labels, *values], schema=table))
                 yield from (FilePiece(name, data) for data in sink.taken())
         yield from (FilePiece(name, data) for data in sink.taken())
@@ -452,7 +458,11 @@ class WebDatasetFormat(Format):
     classes: tuple[tuple[str, str], ...]
 
     def pieces(self, part: ExportPart, examples: Iterable[Example]) -> Iterator[FilePiece]:
-        """Yields the bytes of a tar: KEY.cls, .jpg, .json and .COLUMN.npy of each image."""
+        """Yields the bytes of a tar: KEY.cls, .jpg, .json and the columns of each image.
+
+        A column is in KEY.NAME.npy or, if it has texts, in KEY.NAME.json. The first text of the
+        first column of texts is in KEY.txt, which training programs for captions read.
+        """
         tar = _tar(part.split, part.number)
         size = 0
         for example in examples:
@@ -469,7 +479,11 @@ class WebDatasetFormat(Format):
                 "json": strict_json.dumps(about),
             }
             for name, row in example.rows.items():
-                files[f"{name}.npy"] = _npy(row)
+                if isinstance(row, list):
+                    files.setdefault("txt", "".join(row[:1]).encode())
+                    files[f"{name}.json"] = strict_json.dumps(row)
+                else:
+                    files[f"{name}.npy"] = _npy(row)
             blocks: list[bytes] = []
             for extension, data in files.items():
                 filling = bytes(-len(data) % tarfile.BLOCKSIZE)

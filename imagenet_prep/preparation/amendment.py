@@ -115,7 +115,7 @@ class Carrier:
         ]
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
-        """Writes the column file of a changed shard; missing rows are zeros."""
+        """Writes the column file of a changed shard; missing rows are zeros, or have no text."""
         parent_column = self._column
         store = self._store
         digest = hashlib.sha256()
@@ -128,21 +128,21 @@ class Carrier:
         kept = (row for record, row in old_rows if record in stay)
         temporary = store.temporary()
         header = parent_column.header(len(after))
+        num_bytes = 0
         with removed_on_failure(temporary), storage_errors("write", temporary):
             with new_file(temporary) as file:
-                zeros = bytes(parent_column.row_bytes)
-                written = (next(kept) if record in stay else zeros for record in after)
+                empty = parent_column.empty_row
+                written = (next(kept) if record in stay else empty for record in after)
                 for data in itertools.chain([header], written):
                     digest.update(data)
-                    file.write(data)
+                    num_bytes += file.write(data)
                 # Read the rest: the parent's file is verified when its end is reached.
                 deque(kept, maxlen=0)
-            name = column.file_name(parent_column.name, new.name)
+            name = parent_column.file_name(new.name)
             sha256 = digest.hexdigest()
             store.publish(temporary, name, sha256)
         self._rows += len(after) - len(missing)
         self._missing += [after[number][1] for number in missing]
-        num_bytes = parent_column.num_bytes(len(after))
         table = new.samples_sha256
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
@@ -161,10 +161,15 @@ class Carrier:
         with store.open_file(name) as opened:
             file = as_file(hashed(opened, [digest]))
             head = file.read(len(parent_column.header(rows.rows)))
+            in_rows: str | None = None
             for _ in range(rows.rows):
-                yield file.read(parent_column.row_bytes)
-            file.read()
-        wrong = columns.misfit(parent_column, rows, head, digest.hexdigest(), store.where(name))
+                row = parent_column.read_row(file)
+                in_rows = in_rows or parent_column.row_problem(row)
+                yield row
+            if file.read():
+                in_rows = in_rows or "has more rows than column.json says"
+        where = store.where(name)
+        wrong = columns.misfit(parent_column, rows, head, digest.hexdigest(), where, in_rows)
         if wrong:
             raise DataDamagedError(f"{wrong}.")
 

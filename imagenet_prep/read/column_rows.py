@@ -11,7 +11,7 @@ import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.column import ANY_VIEW
+from imagenet_prep.dataset.column import ANY_VIEW, MOST_ROW_BYTES
 from imagenet_prep.read.batch import leased
 from imagenet_prep.read.cache import HeldFile
 from imagenet_prep.read.config import ReadConfig
@@ -20,6 +20,7 @@ from imagenet_prep.storage.dataset_store import missing_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Ledger
 from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import CHUNK_BYTES
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -57,11 +58,19 @@ class ColumnRows:
         # By shard: the file and the offset of its first row.
         self._open: dict[int, tuple[HeldFile, int]] = {}
         self._checked: set[int] = set()
+        self._line_ends: dict[int, npt.NDArray[np.int64]] = {}  # of texts, by shard
         self._dtype = np.dtype(self.column.descr)
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_FREE)
         local_file.allow_open_files(len(records.shards) + len(files))
 
-    def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
+    def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any] | list[list[str]]:
+        """Returns the rows of examples, padded with empty rows: arrays or lists of texts."""
+        if self.column.is_text:
+            rows = [*map(self._texts, numbers)]
+            return rows + [[] for _ in range(size - len(rows))]
+        return self.arrays(numbers, size)
+
+    def arrays(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
         """Returns [size, *shape]: the rows of examples, padded with rows of zeros."""
         length = self.column.row_bytes
         batch = leased(size * length, self._free)
@@ -70,15 +79,31 @@ class ColumnRows:
             file, start = self._open.get(shard) or self._opened(shard)
             row = batch.data[place * length : (place + 1) * length]
             if os.preadv(file.descriptor, [row], start + record * length) != length:
-                where = self._store.where(self.file(shard).name)
-                raise DataDamagedError(
-                    f"{where}: ends before row {record:,}, so it was truncated after it was "
-                    "opened. Copy it again."
-                )
+                raise self._truncated(shard, record)
             # Release the file: the cache may have to remove it to fetch the next one.
             del file
         batch[len(numbers) * length :] = 0
         return batch.view(self._dtype).reshape(size, *self.column.shape)
+
+    def _texts(self, number: int) -> list[str]:
+        """Returns the texts of an example."""
+        shard, record = self._records.place(number)
+        file, _ = self._open.get(shard) or self._opened(shard)
+        ends = self._line_ends[shard]
+        begin = int(ends[record - 1]) if record else 0
+        length = int(ends[record]) - begin
+        row = os.pread(file.descriptor, length, begin) if length <= MOST_ROW_BYTES else b""
+        if len(row) < length <= MOST_ROW_BYTES:
+            raise self._truncated(shard, record)
+        where = self._store.where(self.file(shard).name)
+        return columns.texts(self.column, row, where, record)
+
+    def _truncated(self, shard: int, record: int) -> DataDamagedError:
+        where = self._store.where(self.file(shard).name)
+        return DataDamagedError(
+            f"{where}: ends before row {record:,}, so it was truncated after it was opened. Copy "
+            "it again."
+        )
 
     def close(self) -> None:
         """Closes all files. A file that is being read is closed after the read."""
@@ -108,9 +133,15 @@ class ColumnRows:
                 with open(file.descriptor, "rb", closefd=False) as opened:
                     sha256 = self._ledger.sha256(name, opened)
             head = os.pread(file.descriptor, start, 0)
-        problem = columns.misfit(self.column, rows, head, sha256, str(path))
+        in_text = None
+        ends = _line_ends(file.descriptor) if self.column.is_text else None
+        if ends is not None and (len(ends) != rows.rows or ends[-1] != rows.num_bytes):
+            in_text = f"has {len(ends):,} complete lines, expected {rows.rows:,}"
+        problem = columns.misfit(self.column, rows, head, sha256, str(path), in_text)
         if problem:
             raise DataDamagedError(f"{problem}.")
+        if ends is not None:
+            self._line_ends[shard] = ends
         if fetched is None:
             self._open[shard] = file, start
         self._checked.add(shard)
@@ -133,6 +164,17 @@ def _require_view(made: Column, config: ReadConfig, view: str | None) -> None:
             f"column {made.name} was made from images that are not mirrored, but half of this "
             "reader's images are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
         )
+
+
+def _line_ends(descriptor: int) -> npt.NDArray[np.int64]:
+    """Returns the offset behind each line feed of a file."""
+    ends = []
+    offset = 0
+    while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
+        found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
+        ends.append(found + (offset + 1))
+        offset += len(chunk)
+    return np.concatenate([np.empty(0, np.int64), *ends])
 
 
 def numbers_of(values: npt.NDArray[Any], made: Column) -> npt.NDArray[Any]:

@@ -18,7 +18,7 @@ from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.world import World, this_process
-from imagenet_prep.dataset import column
+from imagenet_prep.dataset import column, text_rows
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read.batch import array_over
 from imagenet_prep.read.cache import only_one
@@ -32,8 +32,6 @@ from imagenet_prep.storage.local_file import complete_file
 from imagenet_prep.storage.remote import hashed
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from imagenet_prep.read.feed import Feed
 
 # Arguments of `make_dataset` that may be keys of the argument `reader`.
@@ -85,8 +83,9 @@ class ColumnWriter:
           data_dir: folder of a complete dataset that has tables of samples.
           split: split to write; a column can have rows for several splits, one after the other.
           name: name of the column: letters, digits, dots, hyphens and underscores.
-          shape: shape of one row; () for a single value.
-          dtype: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
+          shape: shape of one row; () for a single value, and for texts.
+          dtype: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16"; or "str": a row
+            then has any number of texts, such as captions.
           about: any JSON that describes how the rows are computed; must be the same when a column
             is continued.
           batch_size: records per batch.
@@ -157,7 +156,7 @@ class ColumnWriter:
         feed.use_order(Order(self._records.examples_per_shard, None, chosen=chosen))
         self._reader = Reader(feed, choice)
         self._due: list[int] = []
-        self._file: Generator[None, memoryview, None] | None = None
+        self._file: Generator[None, bytes | memoryview, None] | None = None
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -178,19 +177,20 @@ class ColumnWriter:
     def write(self, rows: Any) -> None:
         """Writes the rows of the last yielded batch, and ignores the rows for padding.
 
-        `rows` is a NumPy array, or an array in CPU memory that supports DLPack.
+        `rows` is a NumPy array, or an array in CPU memory that supports DLPack. For texts, it is a
+        list with a list of strings for each image, which may be empty; a string is a list of one.
         """
         due = self._due
         self._due = []
         if not due:
             raise UsageError("write() was called twice or too early: call it once after each batch")
-        values = self._checked(rows, len(due))
-        for number, row in zip(due, values, strict=True):
+        checked = self._texts if self.column.is_text else self._values
+        for number, row in zip(due, checked(rows, due), strict=True):
             if self._file is None:
                 self._file = self._shard_file(self._records.place(number)[0])
                 next(self._file)
             try:
-                self._file.send(row.data)
+                self._file.send(row)
             except StopIteration:
                 self._file = None
 
@@ -253,12 +253,12 @@ class ColumnWriter:
         done = self._done[number]
         return range(self._records.shards[number].examples) if done is None else done.missing
 
-    def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
+    def _shard_file(self, number: int) -> Generator[None, bytes | memoryview, None]:
         """Writes a shard's file and receipt; the caller passes each missing row with `send`."""
         made = self.column
         store = self._store
         shard = self._records.shards[number]
-        name = column.file_name(made.name, shard.name)
+        name = made.file_name(shard.name)
         receipt = column.receipt_name(made.name, shard.name)
         digest = hashlib.sha256()
         missing = {*self._missing(number)}
@@ -271,17 +271,17 @@ class ColumnWriter:
                 raise self._busy(name)
             existing = stack.enter_context(self._verified(number, name))
             with complete_file(store.path(name), None) as file:
-                digest.update(made.header(shard.examples))
-                file.write(made.header(shard.examples))
+                header = made.header(shard.examples)
+                digest.update(header)
+                size = file.write(header)
                 for record in range(shard.examples):
-                    row: bytes | memoryview = existing.read(made.row_bytes)
+                    row: bytes | memoryview = made.read_row(existing)
                     if record in missing:
                         row = yield
                     digest.update(row)
-                    file.write(row)
+                    size += file.write(row)
                 # If the process is killed, the old receipt must not remain with the new file.
                 store.remove(receipt)
-            size = made.num_bytes(shard.examples)
             table = shard.samples_sha256
             rows = ColumnFile(shard.name, shard.examples, size, digest.hexdigest(), table)
             store.write(receipt, strict_json.dumps(rows))
@@ -322,8 +322,42 @@ class ColumnWriter:
                 if partial.endswith(".partial"):
                     small_files.remove_killed(folder, partial)
 
-    def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
-        """Returns the first `count` rows as bytes, after checking their shape, type and values."""
+    def _texts(self, rows: Any, due: Sequence[int]) -> list[bytes | memoryview]:
+        """Returns the rows of texts for the examples `due` as lines of JSON."""
+        if isinstance(rows, np.ndarray):
+            rows = rows.tolist()
+        expected = f"write(): expected a list of {len(due):,} lists of strings, one per image"
+        if not isinstance(rows, list | tuple):
+            raise UsageError(f"{expected}, got {type(rows).__name__}")
+        if len(rows) not in (len(due), self._batch_size):
+            raise UsageError(f"{expected}, got {len(rows):,}")
+        lines: list[bytes | memoryview] = []
+        for number, row in zip(due, rows, strict=False):
+            texts = [row] if isinstance(row, str) else row
+            wrong = [row]
+            if isinstance(texts, list | tuple):
+                wrong = [text for text in texts if not isinstance(text, str)]
+            if wrong:
+                raise UsageError(
+                    f"write(): the texts of example {number:,} have the type "
+                    f"{type(wrong[0]).__name__}, expected a list of strings. If the image has no "
+                    "text, write an empty list."
+                )
+            try:
+                line = text_rows.render(self.column.name, texts)
+            except ValueError as error:
+                raise UsageError(f"write(): example {number:,}: {error}") from None
+            if len(line) > column.MOST_ROW_BYTES:
+                raise UsageError(
+                    f"write(): the texts of example {number:,} have {len(line):,} bytes, but a row "
+                    f"has at most {column.MOST_ROW_BYTES:,}"
+                )
+            lines.append(line)
+        return lines
+
+    def _values(self, rows: Any, due: Sequence[int]) -> list[bytes | memoryview]:
+        """Returns the rows of the examples `due`, after checking their shape, type and values."""
+        count = len(due)
         made = self.column
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
@@ -345,7 +379,7 @@ class ColumnWriter:
                 "write(): a value is infinite or not a number. If this is intended, create the "
                 "writer with finite=False."
             )
-        return values.reshape(count, -1).view(np.uint8)
+        return [row.data for row in values.reshape(count, -1).view(np.uint8)]
 
 
 def _view_of(feed: Feed) -> str:

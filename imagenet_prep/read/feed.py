@@ -62,7 +62,8 @@ class EncodedBatch(NamedTuple):
     mask: npt.NDArray[np.bool_]
     views: tuple[Views, ...]
     numbers: npt.NDArray[np.int64]
-    details: Mapping[str, npt.NDArray[Any] | list[bytes]]  # all other requested fields
+    # All other requested fields: arrays, stored images, and texts of columns.
+    details: Mapping[str, npt.NDArray[Any] | list[bytes] | list[list[str]]]
     shown: tuple[Shown, ...]  # what each array of images shows
 
 
@@ -247,15 +248,26 @@ class Feed:
             sides = self._facts.sides[:, numbers].astype(np.int64)
         classes = self._classes(numbers, images)
         for values in rows.values():
-            values[~mask] = 0
-        details = set(config.fields) - set(DECODED) - rows.keys()
+            if isinstance(values, list):
+                for place in np.flatnonzero(~mask):
+                    values[place] = []
+            else:
+                values[~mask] = 0
+        described = set(config.fields) - set(DECODED) - rows.keys()
+        details: dict[str, Any] = {
+            field: self._describe(field, images, numbers, sides, views, shown)
+            for field in described
+        }
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
             classes,
             mask,
             views,
             numbers,
-            {f: self._describe(f, images, numbers, sides, views, shown) for f in details} | rows,
+            {
+                **{f: self._describe(f, images, numbers, sides, views, shown) for f in details},
+                **rows,
+            },
             shown,
         )
 

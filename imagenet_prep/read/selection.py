@@ -164,10 +164,10 @@ class WhereColumns:
                     f"where= has the name {name!r}: expected one of {', '.join(NAMES)}, or a "
                     f"column ({error})"
                 ) from None
-            if rows.column.shape:
+            if rows.column.shape or rows.column.is_text:
                 raise UsageError(
-                    f"where= has the name {name!r}: this column has the shape "
-                    f"{rows.column.shape}, expected one number per image"
+                    f"where= has the name {name!r}: this column has the type {rows.column.dtype} "
+                    f"and the shape {rows.column.shape}, expected one number per image"
                 )
             self._columns[name] = rows
 
@@ -189,7 +189,7 @@ class WhereColumns:
             else:
                 rows = self._columns[name]
                 numbers = range(first, first + len(heads))
-                values[name] = numbers_of(rows.rows(numbers, len(heads)), rows.column)
+                values[name] = numbers_of(rows.arrays(numbers, len(heads)), rows.column)
         return self._where(values, len(heads))
 
 

@@ -176,6 +176,12 @@ def _coloured(image: Any, colours: Any) -> Any:
 
 
 def from_numpy(array: Any, bits: bool) -> Any:
-    """Returns an array as a tensor; if `bits`, reinterprets uint16 values as bfloat16."""
+    """Returns an array as a tensor; if `bits`, reinterprets uint16 values as bfloat16.
+
+    Lists of texts become a ragged tensor of strings.
+    """
+    if isinstance(array, list) and isinstance(array[0], list):
+        texts = tf.constant([text for row in array for text in row], tf.string)
+        return tf.RaggedTensor.from_row_lengths(texts, [*map(len, array)])
     tensor = tf.convert_to_tensor(array)
     return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
 from imagenet_prep.core.strict_json import Json
@@ -21,7 +22,7 @@ from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.dataset_store import Dataset, missing_files
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.remote import hashed
+from imagenet_prep.storage.remote import CHUNK_BYTES, as_file, hashed
 from imagenet_prep.storage.store import Readable
 
 _AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
@@ -155,14 +156,34 @@ def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, s
     }
 
 
-def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Checks the first chunk and the sha256 of a column file; returns the problem, or None."""
+def misfit(
+    stored: Column,
+    rows: ColumnFile,
+    head: bytes,
+    sha256: str,
+    where: str,
+    in_text: str | None = None,
+) -> str | None:
+    """Checks the first chunk and the sha256 of a column file; returns the problem, or None.
+
+    `in_text` is a problem with the lines of a text column. Damaged lines usually have a different
+    sha256, which is then reported.
+    """
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"
     if sha256 != rows.sha256:
         return f"{where}: sha256 {sha256}, column.json says {rows.sha256}. {_AGAIN}"
-    return None
+    return f"{where}: {in_text}. {_AGAIN}" if in_text else None
+
+
+def _text_problem(stored: Column, count: int, file: BinaryIO) -> str | None:
+    """Reads the `count` rows of a text column; returns the first problem, or None."""
+    for _ in range(count):
+        problem = stored.row_problem(stored.read_row(file))
+        if problem:
+            return problem
+    return f"has more than {counted(count, 'line')}" if file.read(1) else None
 
 
 class Survey:
@@ -209,7 +230,9 @@ class Survey:
         if stored is None or begun is not None or unfinished:
             done = [receipt(store, name, shard) for shard in unfinished.values()]
             self.incomplete[name] = sum(rows is not None and not rows.missing for rows in done)
-            allowed |= unfinished.keys() | {column.file_name(name, shard.name) for shard in shards}
+            allowed |= unfinished.keys()
+            for shard in shards:
+                allowed |= {column.file_name(name, shard.name, end) for end in column.ENDINGS}
         else:
             self.complete[name] = stored
         # A writer may still be working on these files.
@@ -234,11 +257,15 @@ class Survey:
         stored, rows = file
         digest = hashlib.sha256()
         head = b""
+        in_text: str | None = None
         name = stored.file(rows).name
         with self._store.open_file(name) as opened:
-            for chunk in hashed(opened, [digest]):
+            content = as_file(hashed(opened, [digest]))
+            if stored.is_text:
+                in_text = _text_problem(stored, rows.rows, content)
+            while chunk := content.read(CHUNK_BYTES):
                 head = head or chunk
-        problem = misfit(stored, rows, head, digest.hexdigest(), name)
+        problem = misfit(stored, rows, head, digest.hexdigest(), name, in_text)
         return ColumnProblem(problem) if problem else None
 
 
@@ -285,8 +312,22 @@ def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int)
         if missing_files(dataset.store, [file]):
             where = dataset.store.where(file.name)
             raise DataDamagedError(f"{where}: missing or of the wrong size. {_AGAIN}.")
-        return dataset.store.read(file.name, start + record * stored.row_bytes, stored.row_bytes)
+        if not stored.is_text:
+            begin = start + record * stored.row_bytes
+            return dataset.store.read(file.name, begin, stored.row_bytes)
+        with dataset.store.open_file(file.name) as opened:
+            for _ in range(record):
+                stored.read_row(opened)
+            return stored.read_row(opened)
     return None
+
+
+def texts(stored: Column, row: bytes, where: str, record: int) -> list[str]:
+    """Returns the texts of a row; raises DataDamagedError if it is damaged."""
+    try:
+        return stored.texts(row)
+    except ValueError as error:
+        raise DataDamagedError(f"{where}: row {record:,} {error}. {_AGAIN}.") from None
 
 
 def say_left_behind(store: Readable) -> None:

@@ -1,7 +1,8 @@
 """Kills ranks that write a column, at random moments, until the column is complete.
 
-    python -m tests.kit.column_kills DATASET RANKS KILLS SEED
+    python -m tests.kit.column_kills DATASET RANKS KILLS SEED KIND
 
+KIND is "numbers" or "texts".
 The dataset has no column before, and none after. The program prints the number of kills.
 """
 
@@ -17,27 +18,32 @@ from pathlib import Path
 
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
-from tests.kit.columns import NAME, write
+from tests.kit import columns, text_columns
 
+# By kind, the name of the column and the function that writes it.
+_KINDS = {
+    "numbers": (columns.NAME, columns.write),
+    "texts": (text_columns.CAPTIONS, text_columns.write),
+}
 # Most kills come before this share of an undisturbed run has passed.
 _LATE = 0.9
 
 
-def start(root: Path, rank: int, ranks: int) -> int:
+def start(root: Path, rank: int, ranks: int, kind: str) -> int:
     """Starts a rank in a separate process; returns its number."""
     if child := os.fork():
         return child
     code = 1
     try:
-        write(root, world=World(rank, ranks))
+        _KINDS[kind][1](root, world=World(rank, ranks))
         code = 0
     finally:
         os._exit(code)
 
 
-def contents(root: Path) -> dict[str, bytes]:
+def contents(root: Path, kind: str) -> dict[str, bytes]:
     """Returns the files of the column."""
-    folder = root / column.folder_name(NAME)
+    folder = root / column.folder_name(_KINDS[kind][0])
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
@@ -47,22 +53,22 @@ def demand(fulfilled: bool, said: str) -> None:
         sys.exit(said)
 
 
-def run(root: Path, ranks: int, kills: int, seed: int) -> int:
+def run(root: Path, ranks: int, kills: int, seed: int, kind: str) -> int:
     """Writes columns, each with several kills, up to the given kills; returns their number."""
     drawn = random.Random(seed)
     killed = 0
     began = time.monotonic()
-    for child in [start(root, rank, ranks) for rank in range(ranks)]:
+    for child in [start(root, rank, ranks, kind) for rank in range(ranks)]:
         demand(os.waitpid(child, 0)[1] == 0, "an undisturbed rank failed")
     span = time.monotonic() - began
-    expected = contents(root)
+    expected = contents(root, kind)
     demand("column.json" in expected, "the undisturbed column is not complete")
     while killed < kills:
-        shutil.rmtree(root / column.folder_name(NAME))
+        shutil.rmtree(root / column.folder_name(_KINDS[kind][0]))
         for _ in range(drawn.randrange(1, 6)):
             # After a loss, there may be fewer ranks.
             of_round = drawn.randrange(1, ranks + 1)
-            left = [start(root, rank, of_round) for rank in range(of_round)]
+            left = [start(root, rank, of_round, kind) for rank in range(of_round)]
             victims = [child for child in left if drawn.random() < 0.8]
             drawn.shuffle(victims)
             for victim in victims:
@@ -73,11 +79,11 @@ def run(root: Path, ranks: int, kills: int, seed: int) -> int:
                 was_killed = os.WIFSIGNALED(status)
                 killed += was_killed
                 demand(was_killed or status == 0, f"a rank failed with {status}")
-            there = contents(root)
+            there = contents(root, kind)
             demand("column.json" not in there or there.items() >= expected.items(), "it differs")
-        for child in [start(root, rank, ranks) for rank in range(ranks)]:
+        for child in [start(root, rank, ranks, kind) for rank in range(ranks)]:
             demand(os.waitpid(child, 0)[1] == 0, "a rank that finishes failed")
-        demand(contents(root) == expected, "the finished column differs, or has other files")
+        demand(contents(root, kind) == expected, "the finished column differs, or has other files")
     shutil.rmtree(root / "columns")
     return killed
 
@@ -85,4 +91,4 @@ def run(root: Path, ranks: int, kills: int, seed: int) -> int:
 if __name__ == "__main__":
     # A killed process loses nothing that it has written, so syncing only takes time here.
     os.fsync = lambda _: None  # type: ignore[assignment]
-    print(run(Path(sys.argv[1]), *map(int, sys.argv[2:5])))
+    print(run(Path(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5]))

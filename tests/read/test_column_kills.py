@@ -12,6 +12,7 @@ from tests.kit.command import PATIENCE_S
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
 @pytest.mark.parametrize(
     ("ranks", "kills"),
     [
@@ -22,10 +23,10 @@ from tests.kit.command import PATIENCE_S
     ],
 )
 def test_column_of_killed_ranks_equals_an_undisturbed_one(
-    damaged: Path, ranks: int, kills: int
+    damaged: Path, ranks: int, kills: int, kind: str
 ) -> None:
     seed = ranks * 1000 + kills
-    program = [sys.executable, "-m", "tests.kit.column_kills", damaged, ranks, kills, seed]
+    program = [sys.executable, "-m", "tests.kit.column_kills", damaged, ranks, kills, seed, kind]
     done = subprocess.run(
         list(map(str, program)), capture_output=True, text=True, timeout=PATIENCE_S + 2 * kills
     )

@@ -31,6 +31,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.shared_flags import data_set, unknown_keys
 
 if TYPE_CHECKING:
+    from imagenet_prep.dataset.column import Column
     from imagenet_prep.exporting.examples import Format
     from imagenet_prep.storage.dataset_store import Dataset
 
@@ -42,6 +43,7 @@ RECORDIO = "recordio"
 TORCH = "torch"
 CROISSANT = "croissant"
 _HOW = dict.fromkeys((WEBDATASET, PARQUET), "; to export them, use --columns")
+_HOW[FOLDER] = "; to export columns of texts, use --columns"
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
@@ -88,9 +90,10 @@ class ExportConfig(WorkerFlags):
     )
     columns: tuple[str, ...] = flag(
         (),
-        help="also export these columns, separated by commas",
+        help="also export these columns, separated by commas; --to folder and croissant take only "
+        "texts",
         metavar="NAMES",
-        only={"to": (WEBDATASET, PARQUET)},
+        only={"to": (FOLDER, WEBDATASET, PARQUET, CROISSANT)},
     )
     keys: str | None = optional(
         place=AddressKind.FILE,
@@ -126,6 +129,8 @@ class ExportConfig(WorkerFlags):
                 raise ValueError(f"--columns {name}: Parquet files have their own image and label")
             if self.to == WEBDATASET and name.startswith("__"):
                 raise ValueError(f"--columns {name}: readers of tars use such names themselves")
+            if self.to == FOLDER and name.lower() == schema.METADATA_FILE:
+                raise ValueError(f"--columns {name}: metadata.jsonl has its own {name}")
         if is_remote(self.dataset) and self.to == TORCH:
             raise ValueError(f"{self.dataset}: --to torch needs the local folder of a run")
         if is_remote(self.out) and self.to in (TORCH, CROISSANT):
@@ -199,23 +204,35 @@ def _format(config: ExportConfig, dataset: Dataset) -> Format:
         Tfds,
         WebDatasetFormat,
     )
-    from imagenet_prep.storage import columns
 
     wnids = dataset.classes.wnids
     labels = dataset.classes.render().decode()
     named = tuple(zip(wnids, dataset.classes.words, strict=True))
     # If --split names one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
+    opened = _columns(config, dataset)
     formats: dict[str, Callable[[], Format]] = {
-        FOLDER: lambda: ImageFolderFormat(wnids, labels, config.allow_empty_class),
+        FOLDER: lambda: ImageFolderFormat(wnids, labels, config.allow_empty_class, config.columns),
         TFDS: lambda: Tfds.of(dataset),
         WEBDATASET: lambda: WebDatasetFormat(named),
-        PARQUET: lambda: ParquetFormat(
-            wnids, tuple(columns.open_column(dataset, name).begun() for name in config.columns)
-        ),
+        PARQUET: lambda: ParquetFormat(wnids, tuple(column.begun() for column in opened)),
         RECORDIO: lambda: RecordIOFormat(prefix, labels),
     }
     return formats[config.to]()
+
+
+def _columns(config: ExportConfig, dataset: Dataset) -> list[Column]:
+    """Returns the columns to export; raises UsageError if the format cannot store one."""
+    from imagenet_prep.storage import columns
+
+    opened = [columns.open_column(dataset, name) for name in config.columns]
+    arrays = [column.name for column in opened if not column.is_text]
+    if arrays and config.to in (FOLDER, CROISSANT):
+        raise UsageError(
+            f"--columns {some(arrays)}: --to {config.to} only exports columns of texts. Use --to "
+            f"{WEBDATASET} or {PARQUET} for arrays."
+        )
+    return opened
 
 
 def export_weights(config: ExportConfig) -> Json:
@@ -258,7 +275,8 @@ def export_croissant(config: ExportConfig) -> Json:
         except (OSError, TypeError, ValueError) as error:
             raise UsageError(f"--about {config.about}: expected a JSON object: {error}") from None
     name = config.dataset.rstrip("/").rpartition("/")[2]
-    document = croissant.document(open_dataset(config.dataset), name, about)
+    dataset = open_dataset(config.dataset)
+    document = croissant.document(dataset, name, about, _columns(config, dataset))
     with complete_file(out, croissant.OWN) as file:
         file.write(json.dumps(document, indent=1, ensure_ascii=False).encode())
     missing = [field for field in croissant.OF_AUTHORS if field not in document]

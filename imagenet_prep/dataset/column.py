@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -221,6 +222,11 @@ class Column:
     def files(self) -> list[DatasetFile]:
         """Returns the files with rows of all shards."""
         return [*map(self.file, itertools.chain.from_iterable(self.splits.values()))]
+
+    def record(self) -> DatasetFile:
+        """Returns column.json, with its path in the dataset."""
+        data = self.dumps()
+        return DatasetFile(record_name(self.name), len(data), hashlib.sha256(data).hexdigest())
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
         """Returns the files of these shards, and the names of the shards without a valid file."""

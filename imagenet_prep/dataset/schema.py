@@ -39,6 +39,8 @@ PARQUET_KEYS = "imagenet_prep.keys"
 # The folder and the columns of the Parquet files of `export`.
 PARQUET_FOLDER = "data"
 PARQUET_FIELDS = PARQUET_IMAGE, PARQUET_LABEL = "image", "label"
+# The field of the metadata.jsonl of an exported folder with the name of the image.
+METADATA_FILE = "file_name"
 # The extensions of an image's files in the tars of `export`.
 WEBDATASET_FIELDS = ("cls", "jpg", "json")
 TYPES: dict[str, type] = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.small_files import FileKind
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.column import Column, folder_name
 from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
@@ -55,8 +57,10 @@ OF_AUTHORS = (
 )
 
 
-def document(dataset: Dataset, name: str, about: Json) -> Json:
+def document(dataset: Dataset, name: str, about: Json, texts: Sequence[Column] = ()) -> Json:
     """Returns Croissant metadata with the fields in `about`, for example a different name.
+
+    Columns of `texts` become record sets: the rows of a split, in the order of its records.
 
     Raises UsageError if `about` contains a field that is generated from the manifest.
     """
@@ -71,6 +75,8 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
         DatasetFile(schema.MANIFEST, len(dataset.data), of_manifest),
         *manifest.files_of(manifest.splits),
     ]
+    for column in texts:
+        files += [*column.files(), column.record()]
     images = sum(split.examples for split in manifest.splits.values())
     sources = [
         {"@type": "prov:Entity", "prov:label": source.name}
@@ -104,10 +110,11 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
         **({"prov:wasDerivedFrom": sources} if sources else {}),
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": producer},
         **about,
-        "distribution": [_object(file) for file in files],
+        "distribution": [*map(_object, files), *map(_file_set, texts)],
         "recordSet": [
             _records("classes", {"index": "Integer", "id": "Text", "words": "Text"}, rows),
             _records("splits", {"name": "Text", "images": "Integer", "root": "Text"}, splits),
+            *map(_text_records, texts),
         ],
     }
 
@@ -125,6 +132,46 @@ def _object(file: DatasetFile) -> Json:
     }
 
 
+def _file_set(column: Column) -> Json:
+    """Returns the set of the files of a column of texts."""
+    return {
+        "@type": "cr:FileSet",
+        "@id": folder_name(column.name),
+        "name": folder_name(column.name),
+        "encodingFormat": "application/jsonlines",
+        "includes": f"{folder_name(column.name)}/*.jsonl",
+    }
+
+
+def _text_records(column: Column) -> Json:
+    """Returns the record set of a column of texts: for each image, its shard and its texts."""
+    files = {"fileSet": {"@id": folder_name(column.name)}}
+    in_name = {"fileProperty": "filename"}
+    shard = {**files, "extract": in_name, "transform": {"regex": r"^(.*)\.jsonl$"}}
+    texts = {**files, "extract": {"column": column.name}}
+    name = f"column_{column.name}"
+    return {
+        "@type": "cr:RecordSet",
+        "@id": name,
+        "name": name,
+        "description": f"Texts of the column {column.name}, in the order of the shard's records.",
+        "field": [
+            {**_field(name, "shard", "Text"), "source": shard},
+            {**_field(name, "texts", "Text"), "repeated": True, "source": texts},
+        ],
+    }
+
+
+def _field(records: str, name: str, kind: str) -> Json:
+    """Returns a field of a record set."""
+    return {
+        "@type": "cr:Field",
+        "@id": f"{records}/{name}",
+        "name": name,
+        "dataType": f"sc:{kind}",
+    }
+
+
 def _records(name: str, fields: dict[str, str], rows: list[Json]) -> Json:
     """Returns a record set that contains its records as inline data."""
     return {
@@ -132,9 +179,6 @@ def _records(name: str, fields: dict[str, str], rows: list[Json]) -> Json:
         "@id": name,
         "name": name,
         "key": {"@id": f"{name}/{next(iter(fields))}"},
-        "field": [
-            {"@type": "cr:Field", "@id": f"{name}/{field}", "name": field, "dataType": f"sc:{kind}"}
-            for field, kind in fields.items()
-        ],
+        "field": [_field(name, field, kind) for field, kind in fields.items()],
         "data": rows,
     }

@@ -309,6 +309,14 @@ class Format:
         """
         return "", ""
 
+    def metadata_name(self, split: str) -> str:  # noqa: ARG002
+        """Returns the name of the file with a line per image of a split; "" if there is none."""
+        return ""
+
+    def metadata(self, part: ExportPart, example: Example) -> bytes:  # noqa: ARG002
+        """Returns the line of an image in the file `metadata_name`."""
+        return b""
+
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns small additional files by name, such as class lists."""
         return {}

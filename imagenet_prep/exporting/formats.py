@@ -72,6 +72,7 @@ class ImageFolderFormat(Format):
     wnids: tuple[str, ...]
     labels: str  # content of labels.txt
     allow_empty_class: bool = False
+    columns: tuple[str, ...] = ()  # of texts
     numbered: Numbered = field(default_factory=dict)
     file_an_image = True
 
@@ -176,6 +177,16 @@ class ImageFolderFormat(Format):
         """Returns the file of an image, which is its name as well."""
         path = self._file_of(part.split, example)
         return path, path.split("/", 2)[2]
+
+    def metadata_name(self, split: str) -> str:
+        """Returns the name of the file from which `imagefolder` of `datasets` takes columns."""
+        return f"{FOLDERS.get(split, split)}/metadata.jsonl" if self.columns else ""
+
+    def metadata(self, part: ExportPart, example: Example) -> bytes:
+        """Returns the file, the label and the texts of an image."""
+        file = self._file_of(part.split, example).split("/", 1)[1]
+        row = {schema.METADATA_FILE: file, schema.PARQUET_LABEL: example.class_index}
+        return strict_json.dumps({**row, **example.rows}) + b"\n"
 
     def _file_of(self, split: str, example: Example) -> str:
         file = self.numbered.get((split, example.key))

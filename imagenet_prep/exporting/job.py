@@ -29,6 +29,7 @@ from imagenet_prep.exporting.examples import (
 )
 from imagenet_prep.read.selection import Choice
 from imagenet_prep.storage.local_file import removed_on_failure
+from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Store
 
 
@@ -46,10 +47,15 @@ class PartExport:
         """Returns the name of the list of a part's files and SHA-256 sums."""
         return f"{self.folder}/sums/{part.name}"
 
+    def metadata(self, part: ExportPart) -> str:
+        """Returns the name of the file with a part's lines of metadata."""
+        return f"{self.folder}/metadata/{part.name}"
+
     def __call__(self, part: ExportPart) -> engine.Result[Written]:
         """Writes the files of a part; returns its receipt and the files to publish."""
         keys: dict[str, str] = {}
-        pieces = self.format.pieces(part, self._examples(part, keys))
+        metadata: list[bytes] = []
+        pieces = self.format.pieces(part, self._examples(part, keys, metadata))
         if self.tree is not None:
             done = self.tree.write(pieces)
         elif self.format.file_an_image:
@@ -57,18 +63,44 @@ class PartExport:
         else:
             done = examples.write_few(self.store, pieces)
         with removed_on_failure(*(output.temporary for output in done.outputs)):
-            sums = [FilePiece(self.sums(part), "".join(done.sums).encode())]
-            (listed,) = examples.write_few(self.store, sums).outputs
+            lists = [FilePiece(self.sums(part), "".join(done.sums).encode())]
+            if self.format.metadata_name(part.split):
+                lists += [FilePiece(self.metadata(part), line) for line in metadata]
+            listed, *described = examples.write_few(self.store, lists).outputs
         written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes, keys)
-        return engine.Result(written, (*done.outputs, listed._replace(settle=done.settle)))
+        last = listed._replace(settle=done.settle)
+        return engine.Result(written, (*done.outputs, *described, last))
 
-    def _examples(self, part: ExportPart, keys: dict[str, str]) -> Iterator[Example]:
-        """Yields the examples of a part; adds the keys that readers cannot derive to `keys`."""
+    def _examples(
+        self, part: ExportPart, keys: dict[str, str], metadata: list[bytes]
+    ) -> Iterator[Example]:
+        """Yields the examples of a part, and appends their lines to `metadata`.
+
+        Adds the keys that readers cannot derive to `keys`.
+        """
         for position, example in enumerate(self.source.read(part)):
             place, name = self.format.place_of(part, position, example)
             if place and not is_derived(example.key, part.split, example.wnid, name):
                 keys[place] = example.key
+            metadata.append(self.format.metadata(part, example))
             yield example
+
+    def publish_metadata(self, parts: Sequence[ExportPart]) -> examples.Files:
+        """Joins and publishes the metadata of all parts of each split."""
+        pieces = (
+            FilePiece(name, chunk)
+            for part in parts
+            if (name := self.format.metadata_name(part.split))
+            for chunk in self._stored(self.metadata(part))
+        )
+        done = examples.write_few(self.store, pieces)
+        for output in done.outputs:
+            self.store.publish(output.temporary, output.name, output.sha256 or "")
+        return done
+
+    def _stored(self, name: str) -> Iterator[bytes]:
+        with self.store.open_file(name) as file:
+            yield from hashed(file, ())
 
 
 @dataclass(frozen=True)
@@ -207,6 +239,8 @@ def run(job: ExportJob) -> Json:
         for part, receipt in zip(parts, receipts, strict=True):
             written.setdefault(part.split, []).append(receipt.content)
         lines = store.read_each(map(work.sums, parts), MOST_LIST_BYTES)
+        metadata = work.publish_metadata(parts)
+        lines = itertools.chain(lines, (line.encode() for line in metadata.sums))
         beside = job.format.beside(written)
         listed: dict[str, dict[str, str]] = {}
         for part, receipt in zip(parts, receipts, strict=True):
@@ -214,6 +248,7 @@ def run(job: ExportJob) -> Json:
                 listed.setdefault(part.split, {}).update(receipt.content.keys)
         if listed:
             beside[job.called + schema.EXPORT_KEYS] = strict_json.dumps(listed)
+        beside_bytes = metadata.num_bytes + sum(map(len, beside.values()))
         for name, data in beside.items():
             store.write(name, data)
             line = examples.sum_line(name, hashlib.sha256(data).hexdigest())
@@ -221,7 +256,7 @@ def run(job: ExportJob) -> Json:
         sums = job.called + examples.SUMS
         (output,) = examples.write_few(store, (FilePiece(sums, line) for line in lines)).outputs
         store.publish(output.temporary, sums, output.sha256)
-        done = job.receipt(written, sum(map(len, beside.values())), sums, str(output.sha256))
+        done = job.receipt(written, beside_bytes, sums, str(output.sha256))
         store.write(job.called + schema.EXPORT, strict_json.dumps(done))
         _remove_work(store, mark, parts_folder, stage.folder)
     return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.exporting import croissant
+from imagenet_prep.storage.dataset_store import open_dataset
+from tests.kit import columns, text_columns
 from tests.kit.messages import says
 
 ABOUT = {
@@ -21,10 +24,10 @@ ABOUT = {
 }
 
 
-def described(dataset: Path, out: Path, about: dict[str, Any]) -> Any:
+def described(dataset: Path, out: Path, about: dict[str, Any], *flags: str) -> Any:
     (out.parent / "about.json").write_text(json.dumps(about))
     words = ["--about", str(out.parent / "about.json"), "--to", "croissant", "--json"]
-    assert export.run([str(dataset), str(out), *words]) == 0
+    assert export.run([str(dataset), str(out), *words, *flags]) == 0
     return json.loads(out.read_text("utf-8"))
 
 
@@ -136,3 +139,53 @@ def test_no_generated_field_is_taken_from_the_authors(
 ) -> None:
     with pytest.raises(UsageError, match=field):
         described(prepared, tmp_path / "made.json", {field: "mine"})
+
+
+@pytest.fixture(scope="module")
+def captioned(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`prepared` with a column of texts and one of arrays; read-only."""
+    root = Path(shutil.copytree(prepared, tmp_path_factory.mktemp("captioned") / "set"))
+    text_columns.write(root)
+    text_columns.write(root, "validation")
+    columns.make_column(root, "latents")
+    return root
+
+
+def test_columns_are_only_described_on_request(captioned: Path, tmp_path: Path) -> None:
+    plain = described(captioned, tmp_path / "plain.json", {})
+    assert "captions" not in json.dumps(plain)
+    made = described(captioned, tmp_path / "made.json", {}, "--columns", "captions")
+    listed = {each.get("contentUrl"): each.get("sha256") for each in made["distribution"]}
+    for path in (captioned / "columns/captions").iterdir():
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        assert listed[f"columns/captions/{path.name}"] == sha256
+    (texts,) = (field for field in made["recordSet"][2]["field"] if field["name"] == "texts")
+    assert (texts["dataType"], texts["repeated"]) == ("sc:Text", True)
+
+
+def test_columns_of_arrays_are_not_described(captioned: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says("columns-only-exports-columns-texts")):
+        described(captioned, tmp_path / "made.json", {}, "--columns", "captions,latents")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib
+def test_mlcroissant_reads_texts(
+    captioned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    about = {**ABOUT, "citeAs": "A (2026)", "datePublished": "2026-11-27"}
+    root = Path(shutil.copytree(captioned, tmp_path / "set"))
+    described(root, root / "croissant.json", about, "--columns", "captions")
+    read = mlcroissant.Dataset(str(root / "croissant.json"))
+    assert read.metadata.ctx.issues.report() == ""
+    assert caplog.text == ""
+    rows = list(read.records("column_captions"))
+    shards = open_dataset(str(root)).manifest.splits["train"].shards
+    (name,) = {shard.name for shard in shards[:1]}
+    found = [
+        [*row["column_captions/texts"]]
+        for row in rows
+        if row["column_captions/shard"] == name.encode()
+    ]
+    expected = [text_columns.texts_of(number) for number in range(shards[0].examples)]
+    assert found == [[text.encode() for text in texts] for texts in expected]

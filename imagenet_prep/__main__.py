@@ -18,6 +18,7 @@ VERBS = {
     "adopt": "add a manifest, an index and labels to TFRecord shards from other programs",
     "amend": "make a new version of a dataset, with images excluded, relabelled or added",
     "forget": "find an image and its copies everywhere, and remove them from a dataset for good",
+    "remove-column": "remove a column of a dataset, also an unfinished one",
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
     "diff": "compare the images of two datasets: presence, labels, bytes and sizes",
     "show": "show a dataset, its images by key or class, a shard, or the steps of a run",

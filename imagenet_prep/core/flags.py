@@ -37,6 +37,7 @@ _PAGES = {
     "start": ("completion", "demo"),
     "prepare": ("preprocess-imagenet", "show", "verify"),
     "existing": ("adopt", "resize"),
+    "columns": ("remove-column",),
     "evaluation": ("score",),
     "train": ("install-horovod",),
     "launch": ("run-on-hosts",),

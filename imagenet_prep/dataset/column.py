@@ -342,6 +342,19 @@ def receipt_name(name: str, shard: str) -> str:
     return f"{folder_name(name)}/{shard}.json"
 
 
+def is_partial(file: str) -> bool:
+    """Returns whether a file is still being written, or was when its writer was killed."""
+    return file.endswith(".partial")
+
+
+def is_own_file(name: str, file: str) -> bool:
+    """Returns whether a file has the path of a file with rows, a receipt or begun.json."""
+    shard, dot, ending = file.removeprefix(f"{folder_name(name)}/").rpartition(".")
+    if is_partial(file) or file == begun_name(name):
+        return True
+    return dot + ending in (*ENDINGS, ".json") and schema.parse_shard_name(shard) is not None
+
+
 # Far more nodes than any cluster has; products with this number fit into 64 bits.
 _MOST_NODES = 1 << 20
 _MAX_PLACEMENT_BYTES = 1 << 16

@@ -319,7 +319,7 @@ class ColumnWriter:
             store.remove(column.begun_name(name))
         with local_file.folder_inside(store.root, self._folder) as folder:
             for partial in store.names(self._folder):
-                if partial.endswith(".partial"):
+                if column.is_partial(partial):
                     small_files.remove_killed(folder, partial)
 
     def _texts(self, rows: Any, due: Sequence[int]) -> list[bytes | memoryview]:

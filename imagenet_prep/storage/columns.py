@@ -5,6 +5,7 @@ SSH signatures of a manifest and of columns are made by `ssh-keygen -Y sign`; Op
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import subprocess
@@ -14,22 +15,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
+from imagenet_prep.core import small_files
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    IncompleteError,
+    UsageError,
+    some,
+)
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable, say
 from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.dataset_store import Dataset, missing_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import CHUNK_BYTES, as_file, hashed
-from imagenet_prep.storage.store import Readable
+from imagenet_prep.storage.store import Readable, Store
 
 _AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
 _REMEDY = (
     "Repair each column, or remove its folder (if it is a link, only the link) and rerun the "
     "script that writes it."
 )
+
+
+# The ends of the names of column.json, its signature and begun.json.
+_RECORDS = ("/column.json", "/column.json.sig", "/begun.json")
 
 
 class ColumnProblem(str):
@@ -94,9 +107,7 @@ def open_column(dataset: Dataset, name: str, split: str = "") -> Column:
             f"{where}: the column has no rows for the records of {some(lacking)}: it was made for "
             "a different split or dataset, or before an amendment. Re-create the column."
         )
-    raise UsageError(
-        f"{where}: there is no such column. Columns of this dataset: {some(existing) or 'none'}"
-    )
+    raise _no_such_column(store, name)
 
 
 def complete_columns(
@@ -236,7 +247,7 @@ class Survey:
         else:
             self.complete[name] = stored
         # A writer may still be working on these files.
-        strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))
+        strangers = sorted(path for path in listed - allowed if not column.is_partial(path))
         self.problems += [
             ColumnProblem(f"{path}: not in column.json. Remove it") for path in strangers
         ]
@@ -328,6 +339,62 @@ def texts(stored: Column, row: bytes, where: str, record: int) -> list[str]:
         return stored.texts(row)
     except ValueError as error:
         raise DataDamagedError(f"{where}: row {record:,} {error}. {_AGAIN}.") from None
+
+
+def files_to_remove(store: Readable, name: str) -> list[str]:
+    """Returns all files of a column, even of a damaged one, in the order of their removal.
+
+    column.json is first, so that no reader opens an incomplete column. Raises UsageError if there
+    is no such column, or if its folder contains files that no writer makes.
+    """
+    try:
+        folder = column.folder_name(name)
+    except ValueError as error:
+        raise UsageError(f"{name!r}: {error}") from None
+    listed = store.list_folder(folder)
+    if not listed and name not in names(store):
+        raise _no_such_column(store, name)
+    record = column.record_name(name)
+    first = [record, schema.signature_name(record)]
+    plain = {f"{folder}/{file}" for file in store.names(folder)}
+    files = [f"{folder}/{file}" for file in listed]
+    own = {file for file in plain if file in first or column.is_own_file(name, file)}
+    strangers = [file for file in files if file not in own]
+    if strangers:
+        raise UsageError(
+            f"{store.where(folder)}: {some(strangers)}: not a file of a column, so nothing was "
+            "removed. Move it to a different folder first."
+        )
+    return sorted(files, key=lambda file: (file not in first, file == column.begun_name(name)))
+
+
+def remove(store: Store, name: str) -> None:
+    """Removes a column; raises BusyError if a process is writing it."""
+    folder = column.folder_name(name)
+    local = store.as_folder
+    if local is not None:
+        with local_file.folder_inside(local.root, folder) as opened:
+            for file in filter(column.is_partial, local.list_folder(folder)):
+                small_files.remove_killed(opened, file)
+    files = files_to_remove(store, name)
+    partial = [file for file in files if column.is_partial(file)]
+    if partial:
+        raise BusyError(
+            f"{store.where(partial[0])}: a process is writing this column, so nothing was removed. "
+            "Stop it and run the same command again."
+        )
+    for _, group in itertools.groupby(files, lambda file: file.endswith(_RECORDS)):
+        store.remove(*group)
+    if local is not None:
+        for place in (folder, schema.COLUMNS):
+            with contextlib.suppress(OSError):  # it may have other columns
+                local.path(place).rmdir()
+
+
+def _no_such_column(store: Readable, name: str) -> UsageError:
+    where = store.where(column.folder_name(name))
+    existing = some(names(store)) or "none"
+    return UsageError(f"{where}: there is no such column. Columns of this dataset: {existing}")
 
 
 def say_left_behind(store: Readable) -> None:

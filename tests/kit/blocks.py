@@ -24,6 +24,7 @@ VERBS = (
     "amend",
     "forget",
     "verify",
+    "remove-column",
     "replicate",
     "diff",
     "report",

@@ -39,6 +39,8 @@ from imagenet_prep.dataset import schema, text_rows
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, render
 
 VERSION = 1
+# Of columns of texts. Older programs only know VERSION, and tell the user to upgrade.
+TEXT_VERSION = 2
 # `make_dataset(fields=)` needs this prefix before the name of a column.
 PREFIX = "column:"
 # For each type, its NumPy code in the .npy files and the bytes per value. NumPy has no bfloat16, so
@@ -123,9 +125,10 @@ class Column:
     column_version: int = VERSION
 
     def __post_init__(self) -> None:
-        if self.column_version != VERSION:
+        version = version_of(self.dtype)
+        if self.column_version != version:
             raise ValueError(
-                f"column_version {self.column_version}, expected {VERSION}: upgrade imagenet-prep"
+                f"column_version {self.column_version}, expected {version}: upgrade imagenet-prep"
             )
         require_name(self.name)
         if self.dtype not in (*DTYPES, TEXT):
@@ -262,6 +265,11 @@ class Column:
     def _content(self) -> dict[str, Any]:
         splits = {name: list(map(strict_json.fields, self.splits[name])) for name in self.splits}
         return {**dataclasses.asdict(self.begun()), "splits": splits}
+
+
+def version_of(dtype: str) -> int:
+    """Returns the `column_version` of columns of a type."""
+    return TEXT_VERSION if dtype == TEXT else VERSION
 
 
 def loads(data: bytes, where: str, name: str) -> Column:

@@ -242,10 +242,7 @@ def run(job: ExportJob) -> Json:
         metadata = work.publish_metadata(parts)
         lines = itertools.chain(lines, (line.encode() for line in metadata.sums))
         beside = job.format.beside(written)
-        listed: dict[str, dict[str, str]] = {}
-        for part, receipt in zip(parts, receipts, strict=True):
-            if receipt.content.keys:
-                listed.setdefault(part.split, {}).update(receipt.content.keys)
+        listed = _keys(parts, [receipt.content for receipt in receipts])
         if listed:
             beside[job.called + schema.EXPORT_KEYS] = strict_json.dumps(listed)
         beside_bytes = metadata.num_bytes + sum(map(len, beside.values()))
@@ -260,6 +257,15 @@ def run(job: ExportJob) -> Json:
         store.write(job.called + schema.EXPORT, strict_json.dumps(done))
         _remove_work(store, mark, parts_folder, stage.folder)
     return done
+
+
+def _keys(parts: Sequence[ExportPart], written: Sequence[Written]) -> dict[str, dict[str, str]]:
+    """Returns the keys that readers cannot derive, by split and place."""
+    listed: dict[str, dict[str, str]] = {}
+    for part, receipt in zip(parts, written, strict=True):
+        if receipt.keys:
+            listed.setdefault(part.split, {}).update(receipt.keys)
+    return listed
 
 
 def _remove_work(store: Store, mark: str, *folders: str) -> None:

@@ -183,7 +183,8 @@ class Batch(TypedDict, Generic[Array]):
     Unpacking a batch gives the names of its fields, as for every dict; `values()` has the arrays.
 
     The field "column:NAME" holds the rows of a column of the dataset, [batch, ...] in the type of
-    the column; zeros if the mask is False.
+    the column; zeros if the mask is False. A column of texts gives a list of strings per image,
+    or TensorFlow's ragged tensor of strings; empty if the mask is False.
 
     Example:
       >>> from imagenet_prep.read import make_dataset

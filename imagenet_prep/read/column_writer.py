@@ -134,6 +134,7 @@ class ColumnWriter:
                 strict_json.loads(strict_json.dumps(about)),
                 view or _view_of(feed),
                 column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
+                column_version=column.version_of(dtype),
             )
             column.require_new_name(name)
             column.loads(self.column.dumps(), "", name)

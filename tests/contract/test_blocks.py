@@ -36,6 +36,10 @@ columns.md: Write 2
     e2e/test_documented_code.py
     test_documented_tokens_match_their_keys
     the tokens of each key
+columns.md: Texts
+    e2e/test_documented_code.py
+    test_documented_captions_come_from_metadata_csv
+    the captions of each key, several or none
 columns.md: Read
     e2e/test_documented_code.py
     test_documented_latents_match_images_and_their_mirrors
@@ -204,6 +208,14 @@ $ photographs.md: Your own photographs
     e2e/test_photographs.py
     test_photographs_are_stored_quarantined_or_counted
     each file: stored, quarantined or ignored
+$ export.md: Captions in folders
+    e2e/test_documented_commands.py
+    test_columns_page_exports_and_removes_captions
+    the captions of all images
+$ columns.md: Remove
+    e2e/test_documented_commands.py
+    test_columns_page_exports_and_removes_captions
+    the remaining columns
 $ week-two.md: Week two: a dataset that changes
     e2e/test_week_two.py
     test_new_versions_have_exactly_the_changes

@@ -177,6 +177,9 @@ amend
   [--dataset] --data-dir
 forget
   [--dataset] --data-dir
+remove-column
+  [--dataset] --data-dir
+  [--name]
 replicate
   [--dataset] --data-dir
   [--to] --to

@@ -247,7 +247,7 @@ FIGURES: list[tuple[str, str, Callable[[Any], str]]] = [
     ("stops after {} problems", "dataset.example.MOST", a_thousand),
     ("sorted on disk, in pieces of {}", "shards.sorted_tables.RUN_BYTES", megabytes),
     ("tables of at most {}. [Tests]", "shards.sorted_tables.RUN_BYTES", megabytes),
-    ("a row has at most {}", "dataset.column._MOST_ROW_BYTES", megabytes),
+    ("a row has at most {}", "dataset.column.MOST_ROW_BYTES", megabytes),
     ("`--labels`) may have {} and", "dataset.keys._MOST_BYTES", megabytes),
     ("`--labels`) may have {} and", "core.small_files.MOST_BYTES", megabytes),
     ("MB and {} lines.", "dataset.keys.MOST_LINES", thousands),

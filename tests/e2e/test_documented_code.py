@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -191,11 +192,32 @@ def test_documented_tokens_match_their_keys(
     blocks.run("columns.md: Write 2", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
 
     reader: Any = make_dataset(
+        copy, "train", 8, backend="native", world=World(), fields=("number", "column:tokens")
+    )
+    for batch in reader:
+        for number, row in zip(batch["number"], batch["column:tokens"], strict=True):
+            assert np.array_equal(row, np.full((5, 77), number))
+
+
+def test_documented_captions_come_from_metadata_csv(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{record.wnid}/{record.filename}" for record in split_records(copy, "train")]
+    expected = [[f"{key}, text {i}\n" for i in range(n % 3)] for n, key in enumerate(keys)]
+    with open(tmp_path / "metadata.csv", "w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("file_name", "text"))
+        for key, texts in zip(keys, expected, strict=True):
+            lines.writerows((key, text) for text in texts)
+    monkeypatch.chdir(tmp_path)
+    blocks.run("columns.md: Texts", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
+
+    reader: Any = make_dataset(
         copy, "train", 8, backend="native", world=World(), fields=("number", "column:captions")
     )
     for batch in reader:
-        for number, row in zip(batch["number"], batch["column:captions"], strict=True):
-            assert np.array_equal(row, np.full((5, 77), number))
+        for number, texts in zip(batch["number"], batch["column:captions"], strict=True):
+            assert texts == expected[number]
 
 
 def test_readme_loop_reads_each_example_once_per_epoch(colours: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.read import make_dataset
-from tests.kit import blocks, command, evaluation_datasets, layouts
+from tests.kit import blocks, command, evaluation_datasets, layouts, text_columns
 from tests.kit.codec import corpus
 from tests.kit.dataset import split_records
 from tests.kit.evaluation_datasets import put
@@ -150,6 +150,21 @@ def test_amend_page_excludes_and_relabels_listed_images(machine: Machine) -> Non
     without = {name: label for name, label in before.items() if name != first}
     assert labels(machine.dataset("imagenet-480-clean")) == without
     assert labels(machine.dataset("imagenet-480-v2")) == before | {second: 0}
+
+
+def test_columns_page_exports_and_removes_captions(machine: Machine) -> None:
+    root = machine.dataset("imagenet-480")
+    text_columns.write(root)
+    text_columns.write(root, "validation")
+    machine.typed("$ export.md: Captions in folders")
+    for split, folder in (("train", "train"), ("validation", "val")):
+        path = machine.dataset("captioned") / folder / "metadata.jsonl"
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        count = len(labels(root, split))
+        assert [row["captions"] for row in rows] == [*map(text_columns.texts_of, range(count))]
+    (removed,) = machine.typed("$ columns.md: Remove")
+    assert "removed the column captions" in removed.out
+    assert not (root / "columns").exists()
 
 
 def test_forget_page_removes_photograph_and_replaces_replica(machine: Machine) -> None:

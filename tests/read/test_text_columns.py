@@ -93,6 +93,15 @@ def test_complete_column_has_only_its_files(captioned: Path) -> None:
     assert (made.dtype, made.shape, made.view) == ("str", (), "image")
 
 
+def test_older_programs_refuse_texts(captioned: Path) -> None:
+    path = captioned / column.record_name(CAPTIONS)
+    assert json.loads(path.read_bytes())["column_version"] == 2
+    with pytest.raises(ValueError, match="column_version 1, expected 2: upgrade imagenet-prep"):
+        column.Column(CAPTIONS, "str", ())
+    with pytest.raises(ValueError, match="column_version 2, expected 1: upgrade imagenet-prep"):
+        column.Column(CAPTIONS, "int8", (), column_version=2)
+
+
 def test_string_is_a_list_of_one(damaged: Path) -> None:
     with begin(damaged) as writer:
         for batch in writer:

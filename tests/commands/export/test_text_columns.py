@@ -79,7 +79,7 @@ def test_prepare_reads_an_exported_folder_with_texts(dataset: Path, tmp_path: Pa
     assert keys == {row[0] for row in amended.rows(dataset, "train").values()}
 
 
-def test_exported_folder_of_a_part_has_only_its_texts(dataset: Path, tmp_path: Path) -> None:
+def test_folder_of_chosen_images_has_their_texts(dataset: Path, tmp_path: Path) -> None:
     keys = [*texts_by_key(dataset, "train")][:3]
     (tmp_path / "keys").write_text("\n".join(keys))
     flags = ("--keys", str(tmp_path / "keys"), "--splits", "train", "--allow-empty-class")

@@ -14,10 +14,13 @@ from collections.abc import Sequence
 # checks the commas between the strings.
 _ROW = re.compile(r'\{"[\w.-]+":\[(?:"(?:[^"\\\n]++|\\[^\n])*+",?)*+\]\}\n', re.ASCII)
 
+# Shared, because json.dumps would create a new encoder in each call.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 def render(name: str, texts: Sequence[str]) -> bytes:
     """Returns a row of the column `name`; raises ValueError if a text is not valid Unicode."""
-    row = json.dumps({name: texts}, ensure_ascii=False, separators=(",", ":"))
+    row = _ENCODER.encode({name: texts})
     try:
         return f"{row}\n".encode()
     except UnicodeEncodeError:

@@ -31,6 +31,8 @@ from imagenet_prep.read.selection import NoExampleError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from imagenet_prep.read.feed import Feed
+
 
 class Mixed:
     """What `Mix` and `Alternation` share: the parts, their shares, and the position."""
@@ -445,6 +447,7 @@ def _require_equal(parts: Mapping[str, Reader]) -> None:
     """Raises UsageError if the examples of the parts cannot be in one batch."""
     first_name, *_ = parts
     first = parts[first_name].feed.config
+    first_columns = _types_of_columns(parts[first_name].feed)
     for name, reader in parts.items():
         config = reader.feed.config
         if config.backend != "native" or config.sizes or config.out is not None:
@@ -454,6 +457,7 @@ def _require_equal(parts: Mapping[str, Reader]) -> None:
         pairs = [(setting, getattr(config, setting), getattr(first, setting)) for setting in _EQUAL]
         pairs.append(("world", config.rank, first.rank))
         pairs.append(("images", _look_of(config), _look_of(first)))
+        pairs.append(("columns", _types_of_columns(reader.feed), first_columns))
         for setting, own, expected in pairs:
             if own != expected:
                 raise UsageError(
@@ -464,6 +468,12 @@ def _require_equal(parts: Mapping[str, Reader]) -> None:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
+
+
+def _types_of_columns(feed: Feed) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Returns the type and shape of each column in the batches, by field."""
+    made = {field: rows.column for field, rows in feed.columns.items()}
+    return {field: (column.dtype, column.shape) for field, column in made.items()}
 
 
 def _look_of(config: ReadConfig) -> list[Shown]:

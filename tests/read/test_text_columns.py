@@ -15,12 +15,13 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
-from imagenet_prep.read import ColumnWriter, make_dataset
+from imagenet_prep.read import ColumnWriter, make_dataset, make_mix
 from imagenet_prep.read.column_rows import ColumnRows
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.columns import NATIVE
+from tests.kit.faults import flip_bit
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, reader_of
 from tests.kit.text_columns import CAPTIONS, begin, file_of, record_of, rows_of, texts_of, write
@@ -261,6 +262,38 @@ def test_frameworks_get_lists_of_texts(captioned: Path, framework: str) -> None:
     for batch in read(captioned, "validation", framework=framework, training=False):
         for number, texts in zip(np.asarray(batch["number"]).tolist(), batch[FIELD], strict=True):
             assert texts == (texts_of(number) if number >= 0 else [])
+
+
+def test_mix_has_texts_of_all_parts(captioned: Path, copy: Path) -> None:
+    parts = {
+        name: reader_of(root, "train", 8, "native", fields=("number", FIELD))
+        for name, root in (("first", captioned), ("second", copy))
+    }
+    for batch in make_mix(parts):
+        expected = [*map(texts_of, batch["number"].tolist())]
+        assert batch[FIELD] == expected  # type: ignore[typeddict-item]
+
+
+def test_mix_of_texts_and_arrays_is_refused(captioned: Path, damaged: Path) -> None:
+    with ColumnWriter(damaged, "train", CAPTIONS, (), "int8", batch_size=8, reader=NATIVE) as made:
+        for _ in made:
+            made.write(np.zeros(8, np.int8))
+    parts = {
+        name: reader_of(root, "train", 8, "native", fields=("number", FIELD))
+        for name, root in (("texts", captioned), ("arrays", damaged))
+    }
+    with pytest.raises(UsageError, match="has columns="):
+        make_mix(parts)
+
+
+def test_skipped_record_has_no_texts(copy: Path) -> None:
+    flip_bit(copy / SHARD, 100)
+    found = {}
+    more = {"on_bad_record": "skip", "fields": ("images", "mask", FIELD)}
+    for batch in read(copy, training=False, **more):
+        found |= enumerate(batch[FIELD], len(found))
+    expected = {number: texts_of(number) for number in range(NUM_TRAIN)} | {TRAIN[0]: []}
+    assert {number: found[number] for number in expected} == expected
 
 
 @pytest.mark.tf

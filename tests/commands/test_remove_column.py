@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep import remove_column as verb
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
@@ -158,6 +159,30 @@ def test_linked_column_folder_is_refused(dataset: Path, tmp_path: Path) -> None:
     folder.symlink_to(tmp_path / "elsewhere")
     assert remove(dataset).code == 3
     assert (tmp_path / "elsewhere/column.json").exists()
+
+
+def test_interrupted_removal_is_repeated(
+    dataset: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each state that a killed removal leaves is an incomplete column, which readers refuse."""
+    settings = {"dataset": str(dataset), "name": CAPTIONS}
+    left = [*(dataset / "columns" / CAPTIONS).iterdir()]
+    unlink = os.unlink
+    for number in range(len(left)):
+
+        def stopped(*args: Any, **more: Any) -> None:
+            unlink(*args, **more)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                verb.remove_column(verb.RemoveColumnConfig(**settings))
+        assert len([*(dataset / "columns" / CAPTIONS).iterdir()]) == len(left) - number - 1
+        with pytest.raises(ImagenetPrepError):
+            make_dataset(str(dataset), "train", 8, fields=(FIELD,), backend="native", world=World())
+    assert remove(dataset).code == 0
+    assert without_work(dataset) == without_work(plain)
 
 
 def test_column_that_is_being_written_is_refused(dataset: Path) -> None:

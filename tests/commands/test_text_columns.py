@@ -149,6 +149,26 @@ def test_bucket_has_texts(
     assert texts == {key: captions_of(key) for key in texts}
 
 
+def test_hosts_read_texts_of_their_parts(captioned: Path, tmp_path: Path) -> None:
+    found: dict[str, list[str]] = {}
+    for node in range(2):
+        root = tmp_path / f"part-{node}"
+        flags = ("--mode", "partition", "--part", f"{node}/2")
+        done("replicate", captioned, "--to", root, *flags)
+        done("verify", root)
+        world = World(node, 2, 0, 1)
+        for batch in make_dataset(
+            str(root), "train", 4, training=False, backend="native", framework="numpy",
+            fields=("key", FIELD), world=world,
+        ):  # fmt: skip
+            keys = [key for key in batch["key"].tolist() if key]
+            texts = batch[FIELD]  # type: ignore[typeddict-item]
+            assert not found.keys() & set(keys)
+            found |= zip(keys, texts[: len(keys)], strict=True)
+    train = [row[0] for row in amended.rows(captioned, "train").values()]
+    assert found == {key: captions_of(key) for key in train}
+
+
 def test_amend_keeps_texts_of_unchanged_images(
     captioned: Path, changes: Changes, tmp_path: Path
 ) -> None:
@@ -177,4 +197,5 @@ def test_amend_refuses_damaged_texts(copy: Path, changes: Changes, tmp_path: Pat
 
 def test_report_lists_texts(captioned: Path, tmp_path: Path) -> None:
     done("report", captioned, "--out", tmp_path / "report.html")
-    assert "captions" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert '<th scope="row">captions</th><td>str</td><td>texts</td>' in page

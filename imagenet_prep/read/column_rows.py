@@ -91,9 +91,9 @@ class ColumnRows:
         file, _ = self._open.get(shard) or self._opened(shard)
         ends = self._line_ends[shard]
         begin = int(ends[record - 1]) if record else 0
-        length = int(ends[record]) - begin
-        row = os.pread(file.descriptor, length, begin) if length <= MOST_ROW_BYTES else b""
-        if len(row) < length <= MOST_ROW_BYTES:
+        length = min(int(ends[record]) - begin, MOST_ROW_BYTES + 1)
+        row = os.pread(file.descriptor, length, begin)
+        if len(row) < length:
             raise self._truncated(shard, record)
         where = self._store.where(self.file(shard).name)
         return columns.texts(self.column, row, where, record)

@@ -253,21 +253,16 @@ class Feed:
                     values[place] = []
             else:
                 values[~mask] = 0
-        described = set(config.fields) - set(DECODED) - rows.keys()
-        details: dict[str, Any] = {
-            field: self._describe(field, images, numbers, sides, views, shown)
-            for field in described
-        }
+        details: dict[str, Any] = dict(rows)
+        for field in set(config.fields) - set(DECODED) - rows.keys():
+            details[field] = self._describe(field, images, numbers, sides, views, shown)
         return EncodedBatch(
             [image.encoded if image else PLACEHOLDER for image in images],
             classes,
             mask,
             views,
             numbers,
-            {
-                **{f: self._describe(f, images, numbers, sides, views, shown) for f in details},
-                **rows,
-            },
+            details,
             shown,
         )
 

@@ -16,6 +16,7 @@ _ROW = re.compile(r'\{"[\w.-]+":\[(?:"(?:[^"\\\n]++|\\[^\n])*+",?)*+\]\}\n', re.
 
 # Shared, because json.dumps would create a new encoder in each call.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder()
 
 
 def render(name: str, texts: Sequence[str]) -> bytes:
@@ -24,7 +25,10 @@ def render(name: str, texts: Sequence[str]) -> bytes:
     try:
         return f"{row}\n".encode()
     except UnicodeEncodeError:
-        raise ValueError("a text has a lone surrogate, which UTF-8 cannot encode") from None
+        raise ValueError(
+            "a text has a lone surrogate, which UTF-8 cannot encode. Read the text with its right "
+            "encoding, or with errors='replace'"
+        ) from None
 
 
 def parse(name: str, row: bytes) -> list[str]:
@@ -33,9 +37,9 @@ def parse(name: str, row: bytes) -> list[str]:
         line = row.decode()
         if _ROW.fullmatch(line) is None:
             raise ValueError("it is not an object with a list of texts")
-        texts: list[str] = json.loads(line)[name]
-        if render(name, texts) != row:
-            raise ValueError("it has unusual spaces or escapes")
+        texts: list[str] = _DECODER.decode(line)[name]
+        if "\\" in line and render(name, texts) != row:
+            raise ValueError("it has unusual escapes")
     except (ValueError, KeyError) as error:
         raise ValueError(f'is not a line {{"{name}":["TEXT", ...]}} of UTF-8 ({error})') from None
     return texts

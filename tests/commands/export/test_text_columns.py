@@ -15,6 +15,7 @@ from tests.kit import amended, command
 from tests.kit.columns import make_column
 from tests.kit.dataset import Reference, contents
 from tests.kit.messages import says
+from tests.kit.s3_server import BUCKET, S3Server, objects
 from tests.kit.text_columns import CAPTIONS, texts_of, write
 
 
@@ -68,6 +69,15 @@ def test_folder_lists_metadata_in_checksums(dataset: Path, tmp_path: Path) -> No
     (tmp_path / "val/metadata.jsonl").unlink()
     export(dataset, tmp_path, "folder", "--columns", CAPTIONS)
     assert contents(tmp_path) == before
+
+
+def test_bucket_gets_the_same_folder(dataset: Path, tmp_path: Path, s3: S3Server) -> None:
+    export(dataset, tmp_path, "folder", "--columns", CAPTIONS)
+    words = ["--to", "folder", "--out", f"s3://{BUCKET}/folder", "--columns", CAPTIONS]
+    for _ in range(2):
+        done = command.run("export", dataset, *words, env=s3.environment)
+        assert done.code == 0, done
+    assert objects(s3.client(), "folder") == contents(tmp_path)
 
 
 def test_prepare_reads_an_exported_folder_with_texts(dataset: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.kit.columns import make_column
 from tests.kit.dataset import Reference, contents
 from tests.kit.messages import says
 from tests.kit.s3_server import BUCKET, S3Server, objects
+from tests.kit.system import System
 from tests.kit.text_columns import CAPTIONS
 
 FIELD = f"column:{CAPTIONS}"
@@ -161,24 +162,21 @@ def test_linked_column_folder_is_refused(dataset: Path, tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/column.json").exists()
 
 
-def test_interrupted_removal_is_repeated(
-    dataset: Path, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_removal_is_repeated(dataset: Path, plain: Path, system: System) -> None:
     """Each state that a killed removal leaves is an incomplete column, which readers refuse."""
     settings = {"dataset": str(dataset), "name": CAPTIONS}
-    left = [*(dataset / "columns" / CAPTIONS).iterdir()]
-    unlink = os.unlink
-    for number in range(len(left)):
+    folder = dataset / "columns" / CAPTIONS
+    count = len([*folder.iterdir()])
 
-        def stopped(*args: Any, **more: Any) -> None:
-            unlink(*args, **more)
-            raise KeyboardInterrupt
+    def stopped(real: Callable[..., None], *args: Any, **more: Any) -> None:
+        real(*args, **more)
+        raise KeyboardInterrupt
 
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "unlink", stopped)
-            with pytest.raises(KeyboardInterrupt):
-                verb.remove_column(verb.RemoveColumnConfig(**settings))
-        assert len([*(dataset / "columns" / CAPTIONS).iterdir()]) == len(left) - number - 1
+    system.instead("unlink", stopped)
+    for removed in range(1, count + 1):
+        with pytest.raises(KeyboardInterrupt):
+            verb.remove_column(verb.RemoveColumnConfig(**settings))
+        assert len([*folder.iterdir()]) == count - removed
         with pytest.raises(ImagenetPrepError):
             make_dataset(str(dataset), "train", 8, fields=(FIELD,), backend="native", world=World())
     assert remove(dataset).code == 0

@@ -14,6 +14,27 @@ import pytest
 
 COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, except AAA's
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# Returns the words that a line break cuts although they would fit into a line of their block.
+# A cut after a hyphen, a slash or an underscore is not in the middle of a word.
+_CUT_WORDS = """() => {
+  const cut = [];
+  const lines = (range) => new Set([...range.getClientRects()].map((r) => Math.round(r.bottom)));
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!parent.checkVisibility() || parent.closest("script, style, svg, pre")) continue;
+    const block = parent.closest(".scroll, p, li, dd, dt, h1, h2, h3, div, figcaption, label");
+    for (const match of node.data.matchAll(/[^\\s\\-\\/_|,;:=·]{2,}/g)) {
+      const range = new Range();
+      range.setStart(node, match.index);
+      range.setEnd(node, match.index + match[0].length);
+      if (lines(range).size < 2) continue;
+      const width = [...range.getClientRects()].reduce((sum, rect) => sum + rect.width, 0);
+      if (width <= block.clientWidth) cut.push(match[0]);
+    }
+  }
+  return cut;
+}"""
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -69,6 +90,12 @@ def open_page(chromium: Any) -> Iterator[OpenPage]:
     yield open_it
     for context in contexts:
         context.close()
+
+
+def cut_words(shown: Any) -> list[str]:
+    """Returns the words of a page that a line break cuts, although a line has space for them."""
+    found: list[str] = shown.evaluate(_CUT_WORDS)
+    return found
 
 
 def violations(shown: Any, *rules: str, within: str | None = None) -> list[str]:

@@ -3,6 +3,15 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const say = (text) => { document.getElementById("said").textContent = text; };
 
+  // After these, a line of a key or path may end. The file of the page has each key in one piece,
+  // which `imagenet-prep forget` and users can search.
+  for (const element of document.querySelectorAll(".path")) {
+    for (const node of [...element.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE)) {
+      const parts = node.data.split(/(?<=[\/_]|:(?=[a-z]))/i);
+      node.replaceWith(...parts.flatMap((part) => [part, document.createElement("wbr")]).slice(0, -1));
+    }
+  }
+
   for (const button of document.querySelectorAll("[data-copy]")) {
     button.hidden = false;
     button.addEventListener("click", async () => {

@@ -21,7 +21,7 @@ from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.report.conftest import SCREENSHOTS, Demo
 from tests.kit import command
-from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations
+from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, cut_words, violations
 from tests.kit.pages import labels
 from tests.kit.shared import made_once
 from tests.kit.unplotted import without_plots
@@ -206,6 +206,30 @@ def test_page_fits_all_widths_and_axe_finds_nothing(
         assert violations(shown, within="#dialog") == []
         shown.emulate_media(color_scheme="light")
         assert violations(shown, *COLOURS, within="#dialog") == []
+
+
+@pytest.fixture(scope="session")
+def duplicated(small: Demo, shared_cache: Path) -> Path:
+    """The page of `duplicates` for the small demo's source, compared with its dataset."""
+
+    def make(folder: Path) -> None:
+        words = ("--source", small.source, "--against", small.out, "--out", folder)
+        assert command.run("duplicates", *words).code == 3  # the source has damaged images
+
+    return made_once(shared_cache / "duplicated", make) / "duplicates.html"
+
+
+@pytest.mark.parametrize("page", ["trained", "comparison", "duplicated", "damaged"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_no_line_break_cuts_a_word(
+    request: pytest.FixtureRequest, open_page: OpenPage, page: str, width: int
+) -> None:
+    shown, _ = open_page(request.getfixturevalue(page), width)
+    for summary in shown.locator("summary").all():
+        summary.click()
+
+    assert cut_words(shown) == []
+    assert shown.evaluate(OVERFLOW) <= 0
 
 
 def hold_axe_finds_nothing_wrong(shown: Any) -> None:

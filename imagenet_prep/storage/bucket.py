@@ -216,8 +216,8 @@ class BucketStore(RemoteFolder):
     remedy = "Finished objects are kept: run the same command again to resume."
 
     def __init__(self, base: str, access: Access = DEFAULT_ACCESS) -> None:
-        super().__init__(base, access)
-        self._s3 = S3(self.base, access.connections, access.timeout_s)
+        self._s3 = S3(base.rstrip("/"), access.connections, access.timeout_s)
+        super().__init__(base, access, self._s3.server)
         self._reads_back = checks_by_reading()
         self._uploader = Uploader(self._call, self.ended, not self._reads_back)
         # ETags of the objects that this process has read back.

@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any, Self
 from urllib.parse import SplitResult, urlsplit
 
-from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.remote import TransientError
+from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.storage.remote import Server, TransientError
 
 _PORTS = {"http": 80, "https": 443}
 _BUFFER_BYTES = 64 << 10
@@ -305,15 +305,24 @@ def passes(status: int, code: str = "") -> bool:
     return status in _PASSING or code in _PASSING_CODES or "Throttl" in code
 
 
-def failure(where: str, error: BaseException, bundle: str) -> StoreError | TransientError:
+def failure(
+    where: str, error: BaseException, bundle: str, server: Server
+) -> StoreError | IncompleteError | TransientError:
     """Returns TransientError for a failed connection if a retry may succeed, else StoreError.
 
-    `bundle` is the name of the environment variable for certificate authorities.
+    `bundle` is the name of the environment variable for certificate authorities. Returns
+    IncompleteError if no connection could be made for some seconds to a server that has never
+    answered.
     """
     causes = _causes(error)
     if any(isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST for cause in causes):
         return StoreError(
             f"{where}: {reason(error)}. Check the address (for S3, AWS_ENDPOINT_URL)."
+        )
+    if any(map(_is_unconnected, causes)) and server.is_missing():
+        return IncompleteError(
+            f"{where}: {reason(error)}. Nothing has answered at {server.address} so far. Check "
+            "whether the server is up, and the address (for S3, AWS_ENDPOINT_URL)."
         )
     match = _TUNNEL.search(" ".join(map(str, causes)))
     if match and not passes(int(match[1])):
@@ -327,6 +336,13 @@ def failure(where: str, error: BaseException, bundle: str) -> StoreError | Trans
             f"address; for a private certificate authority, set {bundle}."
         )
     return TransientError(reason(error))
+
+
+def _is_unconnected(error: BaseException) -> bool:
+    """Returns whether an error means that no connection was made, so that no server was asked."""
+    return isinstance(error, ConnectionRefusedError | socket.gaierror) or (
+        isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    )
 
 
 def size_of_range(sent: str, offset: int, size: int, total: int | None = None) -> int:

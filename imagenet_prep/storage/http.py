@@ -44,6 +44,7 @@ from imagenet_prep.storage.remote import (
     exactly,
     other_validator,
     require_small,
+    server_at,
     with_retries,
 )
 
@@ -69,7 +70,8 @@ class WebFolder(RemoteFolder):
     remedy = "Run the same command again later."
 
     def __init__(self, base: str, access: Access = DEFAULT_ACCESS) -> None:
-        super().__init__(base, access)
+        parts = urlsplit(base)
+        super().__init__(base, access, server_at(public(f"{parts.scheme}://{parts.netloc}")))
         self._credentials = Credentials(self.base)
         self._local = threading.local()
 
@@ -146,12 +148,14 @@ class WebFolder(RemoteFolder):
         try:
             response = self._answer(name, headers)
         except (requests.ConnectionError, requests.Timeout) as error:
-            raise failure(self.where(name), error, "REQUESTS_CA_BUNDLE") from None
+            where = self.where(name)
+            raise failure(where, error, "REQUESTS_CA_BUNDLE", self.server) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, ValueError) as error:
             # The answer is not HTTP, or redirects to an invalid address.
             raise StoreError(
                 f"{self.where(name)}: {type(error).__name__}. Check the address."
             ) from None
+        self.server.has_answered = True
         with response:
             _check_status(self.where(name), response)
             if response.headers.get("Content-Type", "").lower().startswith("text/html"):

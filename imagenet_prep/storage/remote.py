@@ -8,6 +8,7 @@ refuses. Messages never quote an exception, whose text may contain a signed URL.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import random
@@ -221,6 +222,32 @@ def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:
             budget.wait(error)
 
 
+# A server that starts together with this program, such as one in the same pod, needs some seconds.
+_STARTING_S = 3.0
+
+
+class Server:
+    """The server at an address, and whether it has ever answered; thread-safe."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.has_answered = False
+        self._missing_since: float | None = None
+
+    def is_missing(self) -> bool:
+        """Returns whether to give up after a connection could not be made: no answer in 3 s."""
+        now = time.monotonic()
+        if self._missing_since is None:
+            self._missing_since = now
+        return not self.has_answered and now - self._missing_since >= _STARTING_S
+
+
+@functools.cache
+def server_at(address: str) -> Server:
+    """Returns the server at an address, the same one in all parts of a process."""
+    return Server(address)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """The limits of requests to a server."""
@@ -230,6 +257,7 @@ class Access:
     retries: int = 20  # the number of failures allowed per operation
     remedy: str | None = None  # the advice once no retry is left; None for that of the store
     ended: threading.Event | None = None  # once set, failed requests are not retried
+    has_answered: bool = False  # whether the server has answered the process that copied this
 
 
 DEFAULT_ACCESS = Access()
@@ -245,15 +273,18 @@ class RemoteFolder(ABC):
     as_folder = None
     remedy: ClassVar[str]
 
-    def __init__(self, base: str, access: Access) -> None:
-        """Sends no request yet."""
+    def __init__(self, base: str, access: Access, server: Server | None = None) -> None:
+        """Sends no request yet. `server` is None for a server that only this folder uses."""
         self.base = base.rstrip("/")
         self.access = access
         self.ended = access.ended or threading.Event()
+        self.server = server or Server(self.base)
+        self.server.has_answered |= access.has_answered
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An event cannot be pickled.
-        return type(self), (self.base, replace(self.access, ended=None))
+        access = replace(self.access, ended=None, has_answered=self.server.has_answered)
+        return type(self), (self.base, access)
 
     @abstractmethod
     def stat_once(self, name: str) -> Stat:

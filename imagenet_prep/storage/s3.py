@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
+from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.strict_json import Json
@@ -32,6 +33,7 @@ from imagenet_prep.storage.remote import (
     changed,
     exactly,
     other_validator,
+    server_at,
 )
 
 # Use a signature for this time. S3 accepts it for 15 minutes around its date, by S3's clock.
@@ -151,6 +153,7 @@ class S3:
             raise UsageError(
                 f"{base}: {type(error).__name__}. Check the AWS_… variables and ~/.aws."
             ) from None
+        self.server = server_at(public(self._client.meta.endpoint_url))
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
         kinds.update({scheme: connection.steady_pool(kind) for scheme, kind in kinds.items()})
         bundle = self._session.get_config_variable("ca_bundle")
@@ -307,7 +310,9 @@ class S3:
     def _explained(self, name: str) -> Iterator[None]:
         try:
             yield
+            self.server.has_answered = True
         except self._errors.ClientError as error:
+            self.server.has_answered = True
             self._refuse(name, error.operation_name, error.response)
         except (
             self._errors.ConnectionError,
@@ -315,7 +320,7 @@ class S3:
             self._errors.IncompleteReadError,
             self._errors.FlexibleChecksumError,
         ) as error:
-            raise failure(self.where(name), error, "AWS_CA_BUNDLE") from None
+            raise failure(self.where(name), error, "AWS_CA_BUNDLE", self.server) from None
         except self._errors.BotoCoreError as error:
             raise StoreError(
                 f"{self.where(name)}: {type(error).__name__}. Check AWS_ENDPOINT_URL and the "

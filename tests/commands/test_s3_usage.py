@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit import command
 from tests.kit.messages import says
+from tests.kit.ports import free_ports
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,29 @@ def test_unsupported_address_is_a_usage_error(
     assert result.code == 2, result
     assert re.search(complaint, result.err)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", "s3://b/p"),
+        ("prepare", "--source", "s3://b/p", "--out", "here"),
+        ("export", "s3://b/p", "--to", "parquet", "--out", "here"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_wrong_endpoint_is_reported_within_seconds(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    env = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+
+    result = command.run(*arguments, cwd=tmp_path, env=env, timeout=60)
+
+    assert result.code == 4, result
+    last = result.err.splitlines()[-1]
+    assert says("nothing-answered-far-check-whether", ..., ..., endpoint).search(last)

@@ -31,6 +31,7 @@ from imagenet_prep.storage.remote import (
     ChangedError,
     RemoteFolder,
     RetryBudget,
+    Server,
     Stat,
     TransientError,
     is_newer,
@@ -560,10 +561,50 @@ def _wrapped(error: OSError) -> requests.ConnectionError:
 def test_only_temporary_connection_failures_are_retried(
     error: OSError, lasts: re.Pattern[str] | None
 ) -> None:
-    found = failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE")
+    found = failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE", Server("http://h"))
 
     assert isinstance(found, StoreError if lasts else TransientError)
     assert lasts is None or lasts.search(str(found))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+    ],
+    ids=str,
+)
+def test_only_servers_that_answered_get_patience(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    server = Server("http://h:9")
+
+    def found() -> Exception:
+        return failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE", server)
+
+    assert isinstance(found(), TransientError)
+    now[0] += 3.0
+    lasting = found()
+    assert isinstance(lasting, IncompleteError)
+    assert says("nothing-answered-far-check-whether", "s3://b/x", ..., "http://h:9").search(
+        str(lasting)
+    )
+    server.has_answered = True
+    assert isinstance(found(), TransientError)
+
+
+def test_copies_of_folders_know_that_servers_answered() -> None:
+    with serve({"x": DATA}) as server:
+        folder = open_here(server.url)
+        assert not folder.__reduce__()[1][1].has_answered
+        with pytest.raises(StoreError):
+            folder.stat("absent")
+        assert folder.__reduce__()[1][1].has_answered
+        assert open_here(server.url).server is folder.server
 
 
 class Versions(RemoteFolder):

@@ -109,7 +109,7 @@ def _render(summary: Json) -> str:
             shards = sum(split["estimated_bytes"] for split in summary["splits"].values())
             lines.append(f"{summary['out']}: about {human_bytes(shards)}")
         lines.append(
-            f"disk: about {human_bytes(summary['disk_bytes'])} needed, "
+            f"disk: about {human_bytes(summary['disk_bytes'])} needed with a margin, "
             f"{human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
         lines += labels.lines([labels.Statement(**of) for of in summary["evidence"]])

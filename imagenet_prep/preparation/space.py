@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
@@ -22,11 +22,12 @@ from imagenet_prep.storage.store import Store
 
 # Images sampled per split; with 64, the error is about 10 %.
 _SAMPLE_IMAGES = 64
-_MARGIN = 1.15
+_MARGIN = 1.15  # of the space that is needed
 # If this multiple of the source size is free, no estimate is made, since images rarely grow.
 _PLENTY = 2
 # Maximum of the measured sizes of a record without its image, 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
+_UNPACKED = ", since images are unpacked first"
 
 
 def require_space_for_plan(out: Store, images: int, needed: float) -> None:
@@ -52,14 +53,11 @@ class Forecast:
         source, out = self.selection.source, self.out
         if not isinstance(source, Packed):
             return
-        # Only images of the selected classes are unpacked.
-        share = len(self.selection.classes) / len(source.classes.wnids)
+        share = self._selected_share(source)
         tasks = self.selection.index_tasks()
-        done = index_stage(self.selection, out.local).receipts(task.name for task in tasks)
-        pending = [task for task in tasks if task.name not in done]
-        unpacked = share * sum(task.num_bytes for task in pending)
+        unpacked = self._unpacked_bytes()
         free = out.local.free_bytes()
-        if not pending or free > (1 + _PLENTY) * share * sum(task.num_bytes for task in tasks):
+        if not unpacked or free > (1 + _PLENTY) * share * sum(task.num_bytes for task in tasks):
             return
         shards = 0.0
         # For a bucket, few shards are on this disk at a time; `require_space_for_shards` counts.
@@ -71,8 +69,7 @@ class Forecast:
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(schema.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
-        why = ", since images are unpacked first"
-        _refuse(self.out, unpacked + _MARGIN * shards, free, why)
+        _refuse(self.out, unpacked + _MARGIN * shards, free, _UNPACKED)
 
     def require_space_for_shards(
         self, plans: Sequence[SplitPlan], finished: Container[str]
@@ -81,30 +78,32 @@ class Forecast:
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
-        counts = {split: sum(name not in finished for name in split.shard_names) for split in plans}
-        pending = [split for split in plans if counts[split]]
-        if free > enough or not pending:
-            return
-        if self.out.as_folder is None:
-            # Workers on other machines have their own disks, which are not checked here.
-            needed = 0.0 if self.workers.remote else _MARGIN * self._uploading_bytes(pending)
-            _refuse(self.out, needed, free, " on this machine while shards are uploaded")
-            return
-        needed = sum(self._shard_bytes(split) * counts[split] for split in pending)
-        _refuse(self.out, _MARGIN * needed, free)
+        pending = [split for split in plans if _unfinished(split, finished)]
+        if free <= enough and pending:
+            sizes = {split.split: self._split_bytes(split) for split in pending}
+            _refuse(self.out, self._needed_bytes(pending, finished, sizes), free)
 
-    def content(self, plans: Sequence[SplitPlan]) -> Json:
-        """Returns the output location and the estimated sizes of a run, for --dry-run."""
+    def content(self, plans: Sequence[SplitPlan], finished: Container[str]) -> Json:
+        """Returns the output location and the estimated sizes of a run, for --dry-run.
+
+        `disk_bytes` are needed in addition to the finished shards. If the disk is too small,
+        `refusal` says so.
+        """
         out = self.out
-        estimated = {split.split: round(self._split_bytes(split)) for split in plans}
-        is_packed = isinstance(self.selection.source, Packed)
-        unpacked = sum(split.source_bytes for split in plans) if is_packed else 0
-        shards = sum(estimated.values())
-        on_disk = shards if out.as_folder else round(self._uploading_bytes(plans))
-        shard_names = itertools.chain.from_iterable(split.shard_names for split in plans)
-        names = map(plan_name, shard_names)
+        sizes = {split.split: self._split_bytes(split) for split in plans}
+        estimated = {name: round(size) for name, size in sizes.items()}
+        pending = [split for split in plans if _unfinished(split, finished)]
+        unpacked = round(self._unpacked_bytes()) if pending else 0
+        names = itertools.chain.from_iterable(_unfinished(split, finished) for split in pending)
         # The image lists are as large as the plan and are removed with it.
-        on_disk += 2 * sum(self.plans.sizes(names).values())
+        planned = 2 * sum(self.plans.sizes(map(plan_name, names)).values())
+        needed = round(self._needed_bytes(pending, finished, sizes)) + planned + unpacked
+        free = out.local.free_bytes()
+        refusal = None
+        try:
+            _refuse(out, needed, free, _UNPACKED if unpacked else "")
+        except StoreError as error:
+            refusal = str(error)
         return {
             "out": out.where(),
             "splits": {
@@ -117,19 +116,44 @@ class Forecast:
                 for split in plans
             },
             "unpacked_bytes": unpacked,
-            "estimated_bytes": shards + unpacked,
+            "estimated_bytes": sum(estimated.values()) + unpacked,
             "disk": str(out.local.root),
-            "disk_bytes": on_disk + unpacked,
-            "free_bytes": out.local.free_bytes(),
+            "disk_bytes": needed,
+            "free_bytes": free,
+            "refusal": refusal,
             "workers": f"{self.workers.count} {self.workers.resolved_kind}",
         }
 
-    def _uploading_bytes(self, plans: Sequence[SplitPlan]) -> float:
-        # A worker makes a shard while it uploads the previous one.
-        return 2 * self.workers.count * max(map(self._shard_bytes, plans))
+    def _selected_share(self, source: Packed) -> float:
+        """Returns the share of a source's classes whose images are unpacked."""
+        return len(self.selection.classes) / len(source.classes.wnids)
 
-    def _shard_bytes(self, split: SplitPlan) -> float:
-        return self._split_bytes(split) / split.num_shards
+    def _unpacked_bytes(self) -> float:
+        """Returns the size of the images that are not unpacked yet."""
+        source = self.selection.source
+        if not isinstance(source, Packed):
+            return 0.0
+        tasks = self.selection.index_tasks()
+        done = index_stage(self.selection, self.out.local).receipts(task.name for task in tasks)
+        num_bytes = sum(task.num_bytes for task in tasks if task.name not in done)
+        return self._selected_share(source) * num_bytes
+
+    def _needed_bytes(
+        self, pending: Sequence[SplitPlan], finished: Container[str], sizes: Mapping[str, float]
+    ) -> float:
+        """Returns the bytes on the local disk that unfinished shards need, with a margin.
+
+        `sizes` has the bytes of all shards of each split.
+        """
+        by_shard = {split: sizes[split.split] / split.num_shards for split in pending}
+        if self.out.as_folder is not None:
+            counts = {split: len(_unfinished(split, finished)) for split in pending}
+            return _MARGIN * sum(by_shard[split] * counts[split] for split in pending)
+        # Workers on other machines have their own disks, which are not checked here.
+        if self.workers.remote or not pending:
+            return 0.0
+        # A worker makes a shard while it uploads the previous one.
+        return _MARGIN * 2 * self.workers.count * max(by_shard.values())
 
     def _split_bytes(self, split: SplitPlan) -> float:
         overhead = _RECORD_OVERHEAD_BYTES * split.examples
@@ -161,9 +185,15 @@ class Forecast:
         return map(images.read, members[:_SAMPLE_IMAGES])
 
 
+def _unfinished(split: SplitPlan, finished: Container[str]) -> list[str]:
+    return [name for name in split.shard_names if name not in finished]
+
+
 def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:
     if needed <= free:
         return
+    if not why and out.as_folder is None:
+        why = " on this machine while shards are uploaded"
     if not elsewhere and out.as_folder:
         elsewhere = "choose a different --out or a smaller --short-side"
     raise StoreError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import strict_json
-from imagenet_prep.core.errors import SourceError, StoreError, some
+from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import printable, say
 from imagenet_prep.dataset import formats, schema
@@ -297,32 +297,19 @@ def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]
 
 
 def preview(job: PrepareJob, output: Output) -> Json:
-    """Plans and checks a run; writes nothing. If the disk is too small, `refusal` says so."""
+    """Plans and checks a run, and writes nothing; adds to the result of `Forecast.content`."""
     pending = output.left()
     store = output.store
     with scratch.temporary_folder() as folder:
         plans = LocalStore(folder)
-        refusal = None
-        forecast = job.forecast(store, plans)
-        try:
-            if pending:
-                forecast.require_space_to_unpack()
-        except StoreError as error:
-            refusal = str(error)
         inventory = take_inventory(job.selection, plans, job.workers, quiet=True, unpack=False)
-        try:
-            if pending:
-                output.older_files(inventory.shard_names)
-                stage = write_stage(job, inventory, store, plans)
-                forecast.require_space_for_shards(
-                    inventory.plans, stage.receipts(inventory.shard_names)
-                )
-        except StoreError as error:
-            refusal = refusal or str(error)
+        finished: Container[str] = inventory.shard_names
+        if pending:
+            output.older_files(inventory.shard_names)
+            finished = write_stage(job, inventory, store, plans).receipts(inventory.shard_names)
         return {
-            **forecast.content(inventory.plans),
+            **job.forecast(store, plans).content(inventory.plans, finished),
             "ignored": formats.together(dict(part.ignored) for part in job.selection.parts),
             "evidence": [s._asdict() for s in _evidence(job.selection, inventory)],
             "left": pending,
-            "refusal": refusal,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
@@ -171,7 +173,27 @@ def test_plan_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
 
 def test_forecast_contains_disk_space_and_workers(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    told = forecast_of(disk, disk, 3).content([PLAN])
+    told = forecast_of(disk, disk, 3).content([PLAN], set())
 
-    assert told["splits"]["train"]["estimated_bytes"] == told["disk_bytes"] == 1_048_000
+    assert told["splits"]["train"]["estimated_bytes"] == 1_048_000
+    assert told["disk_bytes"] == 1_205_200
     assert (told["unpacked_bytes"], told["workers"]) == (0, "3 threads")
+
+
+@pytest.mark.parametrize(
+    ("finished", "needed"), [(set(), "1.2 MB"), ({PLAN.shard_names[0]}, "602.6 kB"), (NAMES, "")]
+)
+def test_forecast_and_refusal_have_one_number(
+    tmp_path: Path, finished: set[str], needed: str
+) -> None:
+    disk = Disk(tmp_path)
+    forecast = forecast_of(disk, disk)
+    told = forecast.content([PLAN], finished)
+
+    if not needed:
+        assert (told["disk_bytes"], told["refusal"]) == (0, None)
+        return
+    assert human_bytes(told["disk_bytes"]) == needed
+    assert says("about-needed-only-free-free", ..., needed).search(told["refusal"])
+    with pytest.raises(StoreError, match=re.escape(told["refusal"])):
+        forecast.require_space_for_shards([PLAN], finished)

@@ -46,7 +46,7 @@ class BenchReadConfig(Settings):
     json: bool = switch(help="print the result as JSON")
 
 
-@program.verb("imagenet_prep.bench_read", BenchReadConfig, __doc__)
+@program.verb("imagenet_prep.bench_read", BenchReadConfig, __doc__, resumes=False)
 def run(config: BenchReadConfig) -> None:
     from imagenet_prep.read import make_dataset
     from imagenet_prep.storage.dataset_store import open_dataset

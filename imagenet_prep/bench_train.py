@@ -304,7 +304,7 @@ def _write(out: Path, config: BenchTrainConfig, rows: list[RankFigures]) -> None
         plots.save_training(rows, file)
 
 
-@program.verb("imagenet_prep.bench_train", BenchTrainConfig, __doc__)
+@program.verb("imagenet_prep.bench_train", BenchTrainConfig, __doc__, resumes=False)
 def run(config: BenchTrainConfig) -> None:
     if config.command[:1] != ("train",):
         raise errors.UsageError("expected the train command after --: train --data-dir DIR ...")

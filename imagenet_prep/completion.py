@@ -92,6 +92,6 @@ def _fish(verbs: dict[str, list[FlagHelp]]) -> Iterator[str]:
             yield f"{seen} {names}{value} -d '{text}'"
 
 
-@program.verb("imagenet_prep.completion", CompletionConfig, __doc__)
+@program.verb("imagenet_prep.completion", CompletionConfig, __doc__, resumes=False)
 def run(config: CompletionConfig) -> None:
     print(script(config.shell))

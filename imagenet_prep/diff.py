@@ -191,7 +191,7 @@ def _text(result: Json) -> Iterator[str]:
         yield f"column {name}: {difference}"
 
 
-@program.verb("imagenet_prep.diff", DiffConfig, __doc__)
+@program.verb("imagenet_prep.diff", DiffConfig, __doc__, resumes=False)
 def run(config: DiffConfig) -> int:
     result = diff(config)
     if config.json:

@@ -307,7 +307,7 @@ def _trial(base: str) -> str | None:
     return None
 
 
-@program.verb("imagenet_prep.doctor", DoctorConfig, __doc__)
+@program.verb("imagenet_prep.doctor", DoctorConfig, __doc__, resumes=False)
 def run(config: DoctorConfig) -> int:
     done = []
     for check in checks(config):

@@ -295,7 +295,7 @@ def _print(result: Json, out: str) -> None:
     print(f"{out}: pairs.csv,{page} {lists}")
 
 
-@program.verb("imagenet_prep.duplicates", DuplicatesConfig, __doc__)
+@program.verb("imagenet_prep.duplicates", DuplicatesConfig, __doc__, resumes=False)
 def run(config: DuplicatesConfig) -> None:
     result = duplicates(config)
     problems = result["problems"]

@@ -207,7 +207,7 @@ def _facts(config: ReportConfig, dataset: str, store: Readable) -> DatasetFacts:
     return facts.gather(opened, checked["problems"], source)
 
 
-@program.verb("imagenet_prep.report", ReportConfig, __doc__)
+@program.verb("imagenet_prep.report", ReportConfig, __doc__, resumes=False)
 def run(config: ReportConfig) -> None:
     if not config.out and not config.compare:
         _refuse_folder_of_others(Path(config.dataset).expanduser())

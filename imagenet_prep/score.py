@@ -37,7 +37,7 @@ class ScoreConfig(Settings):
     json: bool = switch(help="print the table as JSON")
 
 
-@program.verb("imagenet_prep.score", ScoreConfig, __doc__)
+@program.verb("imagenet_prep.score", ScoreConfig, __doc__, resumes=False)
 def run(config: ScoreConfig) -> None:
     from imagenet_prep.evaluation import score
 

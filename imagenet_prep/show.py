@@ -151,7 +151,7 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
 
 
-@program.verb("imagenet_prep.show", ShowConfig, __doc__)
+@program.verb("imagenet_prep.show", ShowConfig, __doc__, resumes=False)
 def run(config: ShowConfig) -> int:
     log = Path(config.dataset).expanduser() / schema.TRAINING_LOG
     is_run = log.is_file() and not (log.parent / schema.MANIFEST).exists()

@@ -345,7 +345,7 @@ def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[s
     return problems
 
 
-@program.verb("imagenet_prep.verify", VerifyConfig, __doc__)
+@program.verb("imagenet_prep.verify", VerifyConfig, __doc__, resumes=False)
 def run(config: VerifyConfig) -> None:
     result = verify(config)
     if config.json:

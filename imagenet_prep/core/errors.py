@@ -18,11 +18,12 @@ code is 70.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 EXIT_DONE = 0
 EXIT_BUG = 70
@@ -78,7 +79,7 @@ class IncompleteError(ImagenetPrepError):
     """The work is not finished; running the same command again resumes it."""
 
     exit_code = 4
-    remedy = "Run the same command again: finished work is kept."
+    remedy = "Run the same command again."
 
 
 class JobLostError(IncompleteError):
@@ -111,6 +112,40 @@ class BadImageError(Exception):
         self.detail = detail
 
 
+_KEPT = "Finished work is kept. "
+# Whether the running verb continues the work of an earlier run. Worker processes leave it True.
+_resumes = True
+
+
+@contextlib.contextmanager
+def of_verb(*, resumes: bool) -> Iterator[None]:
+    """Lets the errors of a block say whether a next run continues the finished work of this one."""
+    global _resumes
+    before = _resumes
+    _resumes = resumes
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(interrupted()) from None
+    except Exception as error:
+        lack = of_memory(error)
+        if lack is not None:
+            raise lack from error
+        raise
+    finally:
+        _resumes = before
+
+
+def kept_work() -> str:
+    """Returns a sentence about finished work, for errors; "" if the verb starts from scratch."""
+    return _KEPT if _resumes else ""
+
+
+def interrupted() -> str:
+    """Returns the message after an interrupt."""
+    return f"interrupted. {kept_work()}Run the same command again."
+
+
 def of_memory(error: BaseException) -> IncompleteError | None:
     """Returns an IncompleteError if the system ran out of memory or threads; else None."""
     if isinstance(error, BaseExceptionGroup):
@@ -123,8 +158,8 @@ def of_memory(error: BaseException) -> IncompleteError | None:
         return None
     detail = f": {error}" if str(error) else ""
     return IncompleteError(
-        f"out of memory{detail}. Finished work is kept. Stop other programs or use fewer "
-        "--workers, and run the same command again."
+        f"out of memory{detail}. {kept_work()}Stop other programs or use fewer --workers, and run "
+        "the same command again."
     )
 
 

@@ -65,9 +65,6 @@ def _leave_terminal() -> None:
         os.close(null)
 
 
-_INTERRUPTED = "interrupted. Finished work is kept: run the same command again to resume."
-
-
 def main(module: str, argv: Sequence[str] | None = None) -> NoReturn:
     """Calls `run` of a module and ends the process; `argv` has the words after the verb.
 
@@ -88,12 +85,15 @@ def verb(
     config: type[Config],
     text: str | None,
     rewrite: Callable[[Sequence[str]], Sequence[str]] = list,
+    *,
+    resumes: bool = True,
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
     """Decorates a function that takes a config: turns it into the function `run` of a verb.
 
     If `module` is the main program, as in `python -m imagenet_prep.verify`, `run` is called.
     `text` is the text of --help, with examples; None with `python -OO`, which removes docstrings.
-    `rewrite` translates flags of other programs.
+    `rewrite` translates flags of other programs. Unless the verb `resumes` the finished work of an
+    earlier run, its errors do not promise this.
     """
 
     def decorate(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
@@ -104,7 +104,8 @@ def verb(
         def run(argv: Sequence[str]) -> int:
             parsed = parse(rewrite(argv))
             require_utf8()
-            return act(parsed) or errors.EXIT_DONE
+            with errors.of_verb(resumes=resumes):
+                return act(parsed) or errors.EXIT_DONE
 
         return run
 
@@ -157,7 +158,7 @@ def outcome(main: Callable[[], int]) -> int:
     except errors.ImagenetPrepError as error:
         return _explain(error, error.exit_code, str(error))
     except KeyboardInterrupt as error:
-        return _explain(error, errors.EXIT_INTERRUPTED, _INTERRUPTED)
+        return _explain(error, errors.EXIT_INTERRUPTED, str(error) or errors.interrupted())
     except BrokenPipeError:
         # The reader of our output (head, less) has closed the pipe, so stop.
         os._exit(monitoring.end(errors.EXIT_UNREAD))
@@ -178,7 +179,7 @@ def outcome(main: Callable[[], int]) -> int:
 
 def end_interrupted() -> NoReturn:
     """Ends an interrupted command from a thread, while the main thread waits in C code."""
-    code = _explain(KeyboardInterrupt(), errors.EXIT_INTERRUPTED, _INTERRUPTED)
+    code = _explain(KeyboardInterrupt(), errors.EXIT_INTERRUPTED, errors.interrupted())
     os._exit(monitoring.end(_flushed(code)))
 
 

@@ -332,7 +332,7 @@ class Jobs:
             if futile == _FUTILE_JOBS:
                 raise errors.IncompleteError(
                     f"{self.name}: the workers were lost {_FUTILE_JOBS} times in a row: {lost}. "
-                    "Finished work is kept. Fix the cause, then run the same command again."
+                    f"{errors.kept_work()}Fix the cause, then run the same command again."
                 ) from lost
             if not self.quiet:
                 print(f"{self.name}: workers were lost: {lost}", file=sys.stderr, flush=True)

@@ -436,6 +436,6 @@ def killed_worker(stage: str, pending: int, total: int) -> errors.IncompleteErro
     # A retry would not help: a process that uses too much memory would be killed again.
     return errors.IncompleteError(
         f"{stage}: a worker process was killed, perhaps because memory ran out; {pending} "
-        f"of {total} tasks are not finished. Finished work is kept: run the same command "
-        "again to resume, with fewer --workers if this happens again."
+        f"of {total} tasks are not finished. {errors.kept_work()}Run the same command again, with "
+        "fewer --workers if this happens again."
     )

@@ -35,6 +35,7 @@ from imagenet_prep.core.errors import (
     ImagenetPrepError,
     IncompleteError,
     StoreError,
+    kept_work,
     of_memory,
 )
 from imagenet_prep.core.small_files import UNSUPPORTED, FileKind, fsync_folder
@@ -70,8 +71,8 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 def _explained(action: str, path: Path, error: OSError) -> IncompleteError | StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return IncompleteError(
-            f"cannot {action} {path}: {error.strerror}. Finished work is kept. "
-            "Free some space, then run the same command again to resume."
+            f"cannot {action} {path}: {error.strerror}. {kept_work()}Free some space, then run the "
+            "same command again."
         )
     advice = ". Raise the limit: ulimit -n" if error.errno == errno.EMFILE else ""
     return StoreError(f"cannot {action} {path}: {error.strerror or error}{advice}")

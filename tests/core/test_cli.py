@@ -439,6 +439,16 @@ def test_help_has_groups_and_help_all_the_rest(
         ("sys.exit(2)", 2, None),
         ("raise MemoryError('1 GiB')", 4, says("out-memory-finished-work-kept", "1 GiB")),
         ('raise RuntimeError("can\'t start new thread")', 4, says("out-memory-finished-work-kept")),
+        (
+            "with errors.of_verb(resumes=False): raise KeyboardInterrupt",
+            130,
+            exactly("imagenet-prep: interrupted. Run the same command again.\n"),
+        ),
+        (
+            "with errors.of_verb(resumes=False): raise MemoryError",
+            4,
+            exactly("imagenet-prep: out of memory. Stop other programs"),
+        ),
         ("raise KeyError('x')", 70, says("bug-please-report-lines-above", "KeyError: 'x'")),
         (
             "raise errors.UsageError('2 wrong:\\n  a: x\\n  b: y')",

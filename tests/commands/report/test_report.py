@@ -29,7 +29,7 @@ from tests.kit import command
 from tests.kit.columns import make_column
 from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents, everything, receipts
-from tests.kit.faults import cut, flip_bit
+from tests.kit.faults import cut, disk, flip_bit
 from tests.kit.hostile import manifests
 from tests.kit.messages import says, wording
 from tests.kit.pages import labels
@@ -478,3 +478,15 @@ def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
 def test_quarantined_images_are_shown_only_from_source(small: Demo, copy: Path) -> None:
     assert any(incident_pictures(copy, None))
     assert any(incident_pictures(copy, small.source))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("verb", ["report", "duplicates"])
+def test_full_disk_keeps_no_work_of_pages(small: Demo, tmp_path: Path, verb: str) -> None:
+    with disk(tmp_path / "disk", "size=8k"):
+        name = "page.html" if verb == "report" else "found"
+        result = command.run(verb, small.out, "--out", tmp_path / "disk" / name)
+
+        assert result.code == 4, result
+        assert "No space left on device. Free some space, then run" in result.err
+        assert not (tmp_path / "disk" / "page.html").exists()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +115,10 @@ class ExportConfig(WorkerFlags):
     allow_empty_class: bool = switch(
         help="create an empty folder for a class without images in a split", only={"to": (FOLDER,)}
     )
+    holdout_as_val: bool = switch(
+        help="write the holdout as val, where torchvision's and timm's scripts look for images",
+        only={"to": (FOLDER,)},
+    )
     json: bool = switch(help="print the summary as JSON, without progress")
 
     def __post_init__(self) -> None:
@@ -163,6 +167,8 @@ def export_images(config: ExportConfig) -> Json:
     refuse_inside(config.out, source.dataset)
     existing = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or existing)]
+    if config.holdout_as_val:
+        _require_free_val(config, splits)
     with contextlib.closing(source):
         stored = columns.names(source.dataset.store)
         skipped = [name for name in stored if name not in config.columns]
@@ -196,6 +202,20 @@ def export_images(config: ExportConfig) -> Json:
     return {"out": config.out, "place": place, **done}
 
 
+def _require_free_val(config: ExportConfig, splits: Sequence[str]) -> None:
+    """Raises UsageError if there is no holdout to write as val, or if val is also validation."""
+    if schema.HOLDOUT not in splits:
+        raise UsageError(
+            f"--holdout-as-val: {config.dataset} has no exported split holdout, only "
+            f"{', '.join(splits)}. Remove this flag."
+        )
+    if schema.VALIDATION in splits:
+        raise UsageError(
+            "--holdout-as-val: val is the folder of the split validation, which is exported too. "
+            "Select splits with --split train,holdout, or remove this flag."
+        )
+
+
 def _format(config: ExportConfig, dataset: Dataset) -> Format:
     from imagenet_prep.exporting.formats import (
         ImageFolderFormat,
@@ -212,7 +232,13 @@ def _format(config: ExportConfig, dataset: Dataset) -> Format:
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
     opened = _columns(config, dataset)
     formats: dict[str, Callable[[], Format]] = {
-        FOLDER: lambda: ImageFolderFormat(wnids, labels, config.allow_empty_class, config.columns),
+        FOLDER: lambda: ImageFolderFormat(
+            wnids,
+            labels,
+            allow_empty_class=config.allow_empty_class,
+            columns=config.columns,
+            holdout_as_val=config.holdout_as_val,
+        ),
         TFDS: lambda: Tfds.of(dataset),
         WEBDATASET: lambda: WebDatasetFormat(named),
         PARQUET: lambda: ParquetFormat(wnids, tuple(column.begun() for column in opened)),

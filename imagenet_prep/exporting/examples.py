@@ -298,6 +298,10 @@ class Format:
         """Returns the format for these parts; raises UsageError if it cannot store the examples."""
         return self
 
+    def split_read(self, split: str) -> str:
+        """Returns the split that other programs, and `prepare`, read in the files of a split."""
+        return split
+
     def pieces(self, part: ExportPart, examples: Iterable[Example]) -> Iterator[FilePiece]:
         """Yields the names and bytes of the files of a part, in the order of writing."""
         raise NotImplementedError

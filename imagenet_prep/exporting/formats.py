@@ -74,6 +74,7 @@ class ImageFolderFormat(Format):
     allow_empty_class: bool = False
     columns: tuple[str, ...] = ()  # of texts
     numbered: Numbered = field(default_factory=dict)
+    holdout_as_val: bool = False
     file_an_image = True
 
     def settled(self, source: ExportSource, parts: Sequence[ExportPart]) -> ImageFolderFormat:
@@ -168,7 +169,7 @@ class ImageFolderFormat(Format):
     def pieces(self, part: ExportPart, examples: Iterable[Example]) -> Iterator[FilePiece]:
         """Yields each class folder ("train/CLASS/") if `allow_empty_class`, and then each image."""
         if self.allow_empty_class and not part.number:
-            top = FOLDERS.get(part.split, part.split)
+            top = self._top(part.split)
             yield from (FilePiece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
         for example in examples:
             yield FilePiece(self._file_of(part.split, example), example.encoded, example.sha256)
@@ -180,7 +181,7 @@ class ImageFolderFormat(Format):
 
     def metadata_name(self, split: str) -> str:
         """Returns the name of the file from which `imagefolder` of `datasets` takes columns."""
-        return f"{FOLDERS.get(split, split)}/metadata.jsonl" if self.columns else ""
+        return f"{self._top(split)}/metadata.jsonl" if self.columns else ""
 
     def metadata(self, part: ExportPart, example: Example) -> bytes:
         """Returns the file, the label and the texts of an image."""
@@ -192,7 +193,16 @@ class ImageFolderFormat(Format):
         file = self.numbered.get((split, example.key))
         if file is None:
             file = _file(f"{example.wnid}/{example.name}")
-        return f"{FOLDERS.get(split, split)}/{file}"
+        return f"{self._top(split)}/{file}"
+
+    def split_read(self, split: str) -> str:
+        """Returns `validation` for the holdout if it is written as `val`."""
+        is_moved = self.holdout_as_val and split == schema.HOLDOUT
+        return schema.VALIDATION if is_moved else split
+
+    def _top(self, split: str) -> str:
+        read = self.split_read(split)
+        return FOLDERS.get(read, read)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns Kaggle's and DINOv2's class lists if all classes are WNIDs, else no files."""

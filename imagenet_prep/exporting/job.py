@@ -78,9 +78,10 @@ class PartExport:
 
         Adds the keys that readers cannot derive to `keys`.
         """
+        split = self.format.split_read(part.split)
         for position, example in enumerate(self.source.read(part)):
             place, name = self.format.place_of(part, position, example)
-            if place and not is_derived(example.key, part.split, example.wnid, name):
+            if place and not is_derived(example.key, split, example.wnid, name):
                 keys[place] = example.key
             metadata.append(self.format.metadata(part, example))
             yield example
@@ -242,7 +243,7 @@ def run(job: ExportJob) -> Json:
         metadata = work.publish_metadata(parts)
         lines = itertools.chain(lines, (line.encode() for line in metadata.sums))
         beside = job.format.beside(written)
-        listed = _keys(parts, [receipt.content for receipt in receipts])
+        listed = _keys(job.format, parts, [receipt.content for receipt in receipts])
         if listed:
             beside[job.called + schema.EXPORT_KEYS] = strict_json.dumps(listed)
         beside_bytes = metadata.num_bytes + sum(map(len, beside.values()))
@@ -259,12 +260,14 @@ def run(job: ExportJob) -> Json:
     return done
 
 
-def _keys(parts: Sequence[ExportPart], written: Sequence[Written]) -> dict[str, dict[str, str]]:
-    """Returns the keys that readers cannot derive, by split and place."""
+def _keys(
+    form: Format, parts: Sequence[ExportPart], written: Sequence[Written]
+) -> dict[str, dict[str, str]]:
+    """Returns the keys that readers cannot derive, by the split that they read and by place."""
     listed: dict[str, dict[str, str]] = {}
     for part, receipt in zip(parts, written, strict=True):
         if receipt.keys:
-            listed.setdefault(part.split, {}).update(receipt.keys)
+            listed.setdefault(form.split_read(part.split), {}).update(receipt.keys)
     return listed
 
 

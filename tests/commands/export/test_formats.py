@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from imagenet_prep import adopt, export
+from imagenet_prep import adopt, amend, export
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
@@ -278,6 +278,38 @@ def test_split_without_last_classes_has_correct_labels(tmp_path: Path) -> None:
     assert prepare.run([*how, "--out", str(tmp_path / "set")]) == 0
     out = written(tmp_path / "set", tmp_path / "out", "folder")
     assert sorted(path.name for path in (out / "holdout").iterdir()) == ["a", "b", "c"]
+
+
+def test_holdout_may_be_the_folder_val(tmp_path: Path) -> None:
+    names = [*map("/".join, itertools.product("abc", ("0.jpg", "1.jpg"))), "a/b/c.jpg"]
+    for number, name in enumerate(names):
+        layouts.write(tmp_path / "source" / name, plain(number))
+    how = ["--source", str(tmp_path / "source"), "--holdout", "40%", "--json"]
+    assert prepare.run([*how, "--out", str(tmp_path / "set")]) == 0
+    moved = tmp_path / "moved.csv"
+    moved.write_text("key,class\na/b/c.jpg,b\na/0.jpg,b\na/1.jpg,b\n")
+    words = [str(tmp_path / "set"), "--relabel", str(moved), "--out", str(tmp_path / "amended")]
+    assert amend.run(words) == 0
+    flags = ("--holdout-as-val", "--allow-empty-class")
+    out = written(tmp_path / "amended", tmp_path / "out", "folder", *flags)
+
+    assert not (out / "holdout").exists()
+    source = ["--source", str(out), "--out", str(tmp_path / "again"), "--json", "--allow-subset"]
+    assert prepare.run(source) == 0
+    expected = roots(tmp_path / "amended")
+    assert set(expected) == {"train", "holdout"}
+    assert roots(tmp_path / "again") == {
+        "train": expected["train"],
+        "validation": expected["holdout"],
+    }
+    with pytest.raises(UsageError, match=says("different-export-one-started-different")):
+        written(tmp_path / "amended", out, "folder", "--allow-empty-class")
+
+
+def test_val_is_only_free_without_validation(prepared: Path, tmp_path: Path) -> None:
+    words = [str(prepared), "--to", "folder", "--out", str(tmp_path / "out"), "--holdout-as-val"]
+    with pytest.raises(UsageError, match=says("holdout-as-val-no-exported-split-holdout")):
+        export.run(words)
 
 
 def test_difficult_names_stay_different_files(photographs: Path, tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ def resize(config: ResizeConfig) -> Json:
         workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
         exclude=exclude,
+        licence=config.licence,
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,
         quiet=config.json,

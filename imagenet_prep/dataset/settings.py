@@ -33,6 +33,8 @@ EXCLUDED = "excluded"
 ORIENTATION = "orientation"
 # The setting for --holdout-per-class of prepare, which `resize` copies from its input.
 HOLDOUT_PER_CLASS = "holdout_per_class"
+# The setting for --licence of prepare and resize: text, or an SPDX identifier.
+LICENCE = "licence"
 # Settings of `resize --keep-original`, which `adopt --rewrite` also uses.
 KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
@@ -72,6 +74,7 @@ class Recipe:
     encoded_from_pixels: str = ""  # the encoder of images that were no JPEGs
     excluded: ListDigest | None = None
     orientation: str = ""  # one of `jpeg.RULES`; "" if tags are kept
+    licence: str = ""  # of the images; "" if not given
 
     @property
     def held_out_split(self) -> str | None:
@@ -154,6 +157,12 @@ class DatasetSettings:
         """The split to which `prepare` moved images of train if it held out any."""
         is_validation = any(made.get(HOLDOUT_PER_CLASS) for made in self.first.splits.values())
         return schema.VALIDATION if is_validation else schema.HOLDOUT
+
+    @property
+    def licence(self) -> str:
+        """The licence of the images; "" if it is not recorded."""
+        found = (made.get(LICENCE) for made in self.first.splits.values())
+        return "; ".join(dict.fromkeys(text for text in found if text and isinstance(text, str)))
 
     def origin(self, split: str) -> str:
         """Returns the source split of a split: the holdout and train share one set of keys."""

@@ -51,7 +51,9 @@ def lengths(info: Json) -> list[object]:
     return [info["name"], info["fileFormat"], splits]
 
 
-def dataset_info(name: str, splits: Mapping[str, Sequence[Shard]], subset: bool) -> bytes:
+def dataset_info(
+    name: str, splits: Mapping[str, Sequence[Shard]], subset: bool, licence: str = ""
+) -> bytes:
     """Returns dataset_info.json for shards in the order of their names."""
     title = "ILSVRC2012" if name == IMAGENET else name
     return _render(
@@ -60,6 +62,7 @@ def dataset_info(name: str, splits: Mapping[str, Sequence[Shard]], subset: bool)
             "description": f"{title} as TFRecords in the inception/slim schema.",
             "version": "1.0.0",
             "fileFormat": "tfrecord",
+            **({"redistributionInfo": {"license": licence}} if licence else {}),
             "splits": [
                 {
                     "name": split,

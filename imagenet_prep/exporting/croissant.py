@@ -86,6 +86,7 @@ def document(dataset: Dataset, name: str, about: Json, texts: Sequence[Column] =
     producer = f"{manifest.producer.name} {manifest.producer.version}"
     settings = json.dumps(manifest.config, sort_keys=True)
     quarantined = sum(manifest.quarantined.values())
+    licence = manifest.settings.licence
     excluded = dataset_store.num_excluded(dataset.store, manifest)
     rows = [
         {"classes/index": index, "classes/id": wnid, "classes/words": words}
@@ -109,6 +110,7 @@ def document(dataset: Dataset, name: str, about: Json, texts: Sequence[Column] =
         f"and {excluded:,} are excluded on request.",
         **({"prov:wasDerivedFrom": sources} if sources else {}),
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": producer},
+        **({"license": licence} if licence else {}),
         **about,
         "distribution": [*map(_object, files), *map(_file_set, texts)],
         "recordSet": [

@@ -32,6 +32,9 @@ from imagenet_prep.storage.local_file import removed_on_failure
 from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Store
 
+_README = "README.md"
+_LICENCE = "# Images exported by imagenet-prep\n\nLicence of the images: {}\n"
+
 
 @dataclass(frozen=True)
 class PartExport:
@@ -242,10 +245,7 @@ def run(job: ExportJob) -> Json:
         lines = store.read_each(map(work.sums, parts), MOST_LIST_BYTES)
         metadata = work.publish_metadata(parts)
         lines = itertools.chain(lines, (line.encode() for line in metadata.sums))
-        beside = job.format.beside(written)
-        listed = _keys(job.format, parts, [receipt.content for receipt in receipts])
-        if listed:
-            beside[job.called + schema.EXPORT_KEYS] = strict_json.dumps(listed)
+        beside = job.format.beside(written) | _lists(job, written)
         beside_bytes = metadata.num_bytes + sum(map(len, beside.values()))
         for name, data in beside.items():
             store.write(name, data)
@@ -260,15 +260,23 @@ def run(job: ExportJob) -> Json:
     return done
 
 
-def _keys(
-    form: Format, parts: Sequence[ExportPart], written: Sequence[Written]
-) -> dict[str, dict[str, str]]:
-    """Returns the keys that readers cannot derive, by the split that they read and by place."""
-    listed: dict[str, dict[str, str]] = {}
-    for part, receipt in zip(parts, written, strict=True):
-        if receipt.keys:
-            listed.setdefault(form.split_read(part.split), {}).update(receipt.keys)
-    return listed
+def _lists(job: ExportJob, written: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
+    """Returns the list of the keys that readers cannot derive, and the licence, if there are any.
+
+    The keys are listed by the split that `prepare` reads, and by place.
+    """
+    keys: dict[str, dict[str, str]] = {}
+    for split, parts in written.items():
+        for part in parts:
+            if part.keys:
+                keys.setdefault(job.format.split_read(split), {}).update(part.keys)
+    lists = {}
+    if keys:
+        lists[job.called + schema.EXPORT_KEYS] = strict_json.dumps(keys)
+    licence = job.source.dataset.manifest.settings.licence
+    if licence:
+        lists[job.called + _README] = _LICENCE.format(licence).encode()
+    return lists
 
 
 def _remove_work(store: Store, mark: str, *folders: str) -> None:

@@ -18,6 +18,7 @@ from imagenet_prep.dataset.shared_flags import unknown_keys
 
 # Source kinds that can be read from a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation", "webdataset")
+_MOST_LICENCE = 500
 _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 
 
@@ -36,9 +37,25 @@ class RunFlags(WorkerFlags):
         least=0,
         help="stop if more than this many images are unusable or doubtful (default: no limit)",
     )
+    licence: str = flag(
+        "",
+        help="licence of the images, such as CC-BY-4.0 (SPDX) or a sentence; recorded in the "
+        "manifest and dataset_info.json, and shown by report, Croissant and exports",
+        metavar="TEXT",
+        aliases=("--license",),
+    )
     dry_run: bool = switch(help="print the source and the planned dataset; write nothing")
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_line = self.licence.isprintable() and self.licence == self.licence.strip()
+        if not is_line or len(self.licence) > _MOST_LICENCE:
+            raise ValueError(
+                f"--licence: expected one line of at most {_MOST_LICENCE} characters, such as "
+                "CC-BY-4.0. Give the address of a longer text"
+            )
 
     @property
     def allowed_bad_images(self) -> int | None:

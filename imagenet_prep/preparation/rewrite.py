@@ -26,6 +26,7 @@ from imagenet_prep.dataset.settings import (
     EXCLUDED,
     HOLDOUT_PER_CLASS,
     KEEP_ORIGINAL,
+    LICENCE,
     ORIENTATION,
     RESIZE,
     Config,
@@ -110,6 +111,7 @@ class ResizeJob:
     labelling: Labelling | None = None
     exclude: KeyList | None = None
     renamed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # see `ExistingSet`
+    licence: str = ""  # of the images; "" for that of the input
     wnids_only: bool = False
     force: bool | None = None
     quiet: bool = False
@@ -153,12 +155,15 @@ class ResizeJob:
         made: dict[str, Config] = {}
         manifest = self.found.manifest
         labels = "" if manifest else shard_files.labels(self.found.store)
+        licence = self.licence or (manifest.settings.licence if manifest else "")
         for split in self.splits:
             files = self.found.splits[split]
             source = strict_json.digest([[shard.file, shard.num_bytes] for shard in files])
             made[split] = {**byte_settings, "source": source}
             if manifest and manifest.settings.holdout_split == schema.VALIDATION:
                 made[split][HOLDOUT_PER_CLASS] = True
+            if licence:
+                made[split][LICENCE] = licence
             if self.exclude:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
                 made[split][EXCLUDED] = listed

@@ -237,7 +237,10 @@ def small_files(
         **tfds_files(draft, classes),
         schema.QUARANTINE: b"".join(incident.line for incident in incidents),
         schema.TFDS_INFO: tfds.dataset_info(
-            name, {split: entry.shards for split, entry in draft.splits.items()}, draft.subset
+            name,
+            {split: entry.shards for split, entry in draft.splits.items()},
+            draft.subset,
+            draft.settings.licence,
         ),
     }
 

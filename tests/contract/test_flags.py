@@ -158,11 +158,13 @@ NAMES = """\
 demo
   [--folder]
 prepare
+  --licence --license
   [--source] --source
   [--out] --out
 verify
   [--dataset] --data-dir
 resize
+  --licence --license
   [--input-dir] --data-dir -i --input-dir
   --output-dir -o
   --splits -s --subset-name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.kit import command
+from tests.kit.command import REPOSITORY
 from tests.kit.dataset import Reference, contents, shard_names
 from tests.kit.messages import says
 from tests.kit.miniature import Miniature
@@ -182,3 +185,12 @@ def test_flags_of_other_programs_have_their_names_here(verb: str, typed: str, fl
 
     assert refused.code == 2
     assert f"Did you mean {flag}?" in refused.err
+
+
+@pytest.mark.parametrize("name", ["prepare", "pytorch", "replicate"])
+def test_batch_file_without_arguments_prints_its_usage(name: str) -> None:
+    script = REPOSITORY / "examples" / "slurm" / f"{name}.sbatch"
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.search(rf"usage: sbatch .*{name}\.sbatch [A-Z]", done.stderr)

@@ -106,6 +106,17 @@ def _read(path: str) -> bytes:
         raise UsageError(f"--image {path}: cannot be read: {error.strerror}") from error
 
 
+def judge(config: ForgetConfig, result: Json) -> None:
+    """Raises IncompleteError if the list of places may be incomplete."""
+    del config
+    if result["problems"]:
+        raise IncompleteError(
+            f"{counted(len(result['problems']), 'problem')}: some places or copies may be missing "
+            "from the list. Fix this and run the same command again; for further places, add "
+            "--search."
+        )
+
+
 @program.verb("imagenet_prep.forget", ForgetConfig, __doc__)
 def run(config: ForgetConfig) -> int:
     result = forget(config)
@@ -113,12 +124,7 @@ def run(config: ForgetConfig) -> int:
         print(json.dumps(result, indent=1))
     else:
         print(_render(config, result))
-    if result["problems"]:
-        raise IncompleteError(
-            f"{counted(len(result['problems']), 'problem')}: some places or copies may be missing "
-            "from the list. Fix this and run the same command again; for further places, add "
-            "--search."
-        )
+    judge(config, result)
     return 0 if result["images"] else 1
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from imagenet_prep import engine
 from imagenet_prep.matching import pictures
 from imagenet_prep.matching.find import KINDS, DuplicateSearch
-from imagenet_prep.matching.pictures import GivenPiece, Pictures
+from imagenet_prep.matching.pictures import GivenImage, GivenPiece, Pictures
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -38,12 +38,11 @@ class FoundCopies(NamedTuple):
 
 
 def find_copies(
-    dataset: Dataset, images: Sequence[bytes], workers: engine.Workers, *, quiet: bool
+    dataset: Dataset, images: Sequence[GivenImage], workers: engine.Workers, *, quiet: bool
 ) -> FoundCopies:
     """Compares each image with all images of a dataset, as `duplicates` does.
 
-    The hashes of the dataset stay in its `.work`, if the user may write there. Raises BadImageError
-    if one of `images` cannot be decoded.
+    The hashes of the dataset stay in its `.work`, if the user may write there.
     """
     with scratch.temporary_folder() as place:
         local = LocalStore(place / "rows")

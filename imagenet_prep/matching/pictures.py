@@ -194,11 +194,18 @@ class SourcePiece:
         return self.source.images.read(self._members[self._keys[number]])
 
 
+class GivenImage(NamedTuple):
+    """An encoded image, and its row from `search.of`."""
+
+    encoded: bytes
+    row: bytes
+
+
 @dataclass(frozen=True)
 class GivenPiece:
-    """Single images, as bytes. Picklable."""
+    """Single images. Picklable."""
 
-    images: tuple[bytes, ...]
+    images: tuple[GivenImage, ...]
     split: str = ""
     where: str = "the given images"
     other: bool = False
@@ -206,22 +213,23 @@ class GivenPiece:
     @functools.cached_property
     def name(self) -> str:
         """A digest of the images."""
-        return strict_json.digest([hashlib.sha256(data).hexdigest() for data in self.images])
+        hashes = [hashlib.sha256(image.encoded).hexdigest() for image in self.images]
+        return strict_json.digest(hashes)
 
     def samples(self) -> Iterator[Sample]:
         """Yields a line for each image; its key is its number."""
-        for number, data in enumerate(self.images):
+        for number, (data, _) in enumerate(self.images):
             stored = (len(data), *decoding.size(data), hashlib.sha256(data).hexdigest())
             yield Sample(str(number), 0, *stored, samples.KEPT, "", *stored)
 
     def seen(self, problems: ShardProblems) -> Iterator[Seen]:  # noqa: ARG002 - as in ShardPiece
-        """Yields the hashes of each image; raises BadImageError if one cannot be decoded."""
-        for number, data in enumerate(self.images):
-            yield Seen(number, search.of(data))
+        """Yields the row of each image."""
+        for number, image in enumerate(self.images):
+            yield Seen(number, image.row)
 
     def read(self, number: int) -> bytes:
         """Returns the image with this number."""
-        return self.images[number]
+        return self.images[number].encoded
 
 
 AnyPiece = ShardPiece | SourcePiece | GivenPiece

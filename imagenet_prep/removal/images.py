@@ -13,6 +13,7 @@ from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import KeyList, Lookup
 from imagenet_prep.matching import copies, pictures, search
 from imagenet_prep.matching.find import SAME_BYTES
+from imagenet_prep.matching.pictures import GivenImage
 from imagenet_prep.preparation import amendment
 from imagenet_prep.preparation.changes import ChangeRequest
 from imagenet_prep.removal.traces import TracedImage, images_with, stored_images
@@ -118,22 +119,20 @@ def _add_copies(
     quiet: bool,
 ) -> None:
     """Adds the images that are proven to show a file or an image that was found before."""
-    given: list[bytes] = []
+    given: list[GivenImage] = []
     for file in files:
         try:
-            search.of(file.data)
+            given.append(GivenImage(file.data, search.of(file.data)))
         except BadImageError as error:
             raise UsageError(
                 f"--image {file.path}: cannot be decoded: {error}. To compare only its bytes, add "
                 "--exact."
             ) from None
-        given.append(file.data)
     pieces = {piece.where: piece for piece in pictures.of_set(dataset, [*dataset.manifest.splits])}
     for image in found.images.values():
         data = pieces[dataset.store.where(image.shard)].read(image.record)
         try:
-            search.of(data)
-            given.append(data)
+            given.append(GivenImage(data, search.of(data)))
         except BadImageError as error:
             found.problems.append(f"{image.line}: its copies cannot be found: {error}")
     if not given:

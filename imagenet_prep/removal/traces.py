@@ -178,15 +178,21 @@ class TraceSearch:
     holders: list[Holder] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _folders: dict[str, _Folder] = field(default_factory=dict)  # by location
+    _datasets: list[Dataset] = field(default_factory=list)  # of these folders
+    _searched: list[str] = field(default_factory=list)  # places of which all folders are known
     _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
 
     def run(self) -> list[Trace]:
         """Returns all traces, in the order of their kinds and places."""
         num_known = 0
+        pending = [absolute(self.dataset.where), *map(absolute, self.places)]
         # A dataset may tell the hash of a further version of an image, such as its source file.
-        while len(self.sizes) > num_known:
+        while pending or len(self.sizes) > num_known:
             num_known = len(self.sizes)
+            for place in pending:
+                self._find_datasets(place)
             self._find_holders()
+            pending = self._noted_folders()
         traces = [self._of_holder(holder) for holder in self.holders]
         traces += self._missing_parents()
         traces += self._noted_replicas()
@@ -245,40 +251,44 @@ class TraceSearch:
             return f"all {len(lines):,} images"
         return some(sorted(lines))
 
-    def _find_holders(self) -> None:
-        self.holders = []
-        self._folders = {}
-        pending = [absolute(self.dataset.where), *map(absolute, self.places)]
-        searched: list[str] = []
-        while pending:
-            place = pending.pop(0)
-            if any(_is_below(place, other) for other in searched):
+    def _find_datasets(self, place: str) -> None:
+        """Adds the folders of a place, and the datasets in them."""
+        if self._is_searched(place):
+            return
+        self._searched.append(place)
+        for folder in self._walk(place):
+            if folder.where in self._folders:
                 continue
-            searched.append(place)
-            for folder in self._walk(place):
-                if folder.where in self._folders:
-                    continue
-                self._folders[folder.where] = folder
-                if schema.MANIFEST in folder.files:
-                    with self._problems_of(folder.where):
-                        self._add_holder(Dataset.at(folder.store))
-            pending += self._noted_folders(searched)
+            self._folders[folder.where] = folder
+            if schema.MANIFEST in folder.files:
+                with self._problems_of(folder.where):
+                    self._add_dataset(Dataset.at(folder.store))
 
-    def _add_holder(self, dataset: Dataset) -> None:
+    def _add_dataset(self, dataset: Dataset) -> None:
         if not dataset.manifest.has_samples:
             raise DataDamagedError(
                 f"{dataset.where}: cannot be searched, because it has no tables of samples. Run "
                 f"imagenet-prep adopt {dataset.where}"
             )
         self._seen.add(dataset.manifest.digest)
+        self._datasets.append(dataset)
+
+    def _find_holders(self) -> None:
+        """Searches the tables of all datasets for the hashes that are known by now."""
+        self.holders = []
+        for dataset in self._datasets:
+            with self._problems_of(dataset.where):
+                self._add_holder(dataset)
+
+    def _add_holder(self, dataset: Dataset) -> None:
         images = images_with(dataset, self.sizes)
         if images:
             self.holders.append(Holder(dataset, self._kind_of(dataset), images))
             for image in images:
                 self.sizes.update(image.sizes)
 
-    def _noted_folders(self, searched: Sequence[str]) -> list[str]:
-        """Returns local folders that notes name: replicas of the holders, and the source."""
+    def _noted_folders(self) -> list[str]:
+        """Returns new local folders that notes name: replicas of the holders, and the source."""
         paths: list[Path] = []
         for holder in self.holders:
             # Another user may have written the note, so only a dataset is searched.
@@ -289,7 +299,10 @@ class TraceSearch:
         for origin in filter(None, map(find_source, sorted(digests))):
             sources = (Path(origin.root, source.name) for source in self.dataset.manifest.sources)
             paths += (path for path in sources if path.is_dir())
-        return [str(path) for path in paths if str(path) not in searched]
+        return [str(path) for path in paths if not self._is_searched(str(path))]
+
+    def _is_searched(self, place: str) -> bool:
+        return any(_is_below(place, other) for other in self._searched)
 
     def _walk(self, place: str) -> Iterator[_Folder]:
         """Yields the folders of a place, without those that belong to a dataset or to `.work`."""

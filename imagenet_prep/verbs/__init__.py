@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 from imagenet_prep import amend as _amend
 from imagenet_prep import duplicates as _duplicates
 from imagenet_prep import export as _export
+from imagenet_prep import forget as _forget
 from imagenet_prep import replicate as _replicate
 from imagenet_prep import resize as _resize
 from imagenet_prep import verify as _verify
@@ -40,6 +41,7 @@ __all__ = [
     "amend",
     "duplicates",
     "export",
+    "forget",
     "prepare",
     "replicate",
     "resize",
@@ -155,6 +157,22 @@ class ExportResult(TypedDict, total=False):
     bytes: int
     files: int
     missing: list[str]
+
+
+class ForgetResult(DatasetResult, total=False):
+    """What `forget` returns: the keys of `DatasetResult`, if there is such an image, and the list.
+
+    Attributes:
+      images: for each image its line in a list of keys, and how it was found.
+      places: for each place its kind, content and the action to take there.
+      problems: one sentence for each place or image that could not be searched.
+    """
+
+    dataset: str
+    out: str
+    images: list[Json]
+    places: list[Json]
+    problems: list[str]
 
 
 class DuplicatesResult(TypedDict, total=False):
@@ -329,4 +347,19 @@ duplicates = _function(
     DuplicatesResult,
     _duplicates.duplicates,
     _duplicates.judge,
+)
+forget = _function(
+    "Finds an image and its copies everywhere, and makes a version of the dataset without them.",
+    """
+    >>> from imagenet_prep import errors, verbs
+    >>> try:
+    ...     verbs.forget("/data/imagenet-480", out="/data/imagenet-480-v2")
+    ... except errors.UsageError as error:
+    ...     print(error)
+    nothing to forget: give --keys or --image
+    """,
+    _forget.ForgetConfig,
+    ForgetResult,
+    _forget.forget,
+    _forget.judge,
 )

@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -109,6 +110,33 @@ def test_versions_are_named_by_their_relation(dataset: Path, searched: Search) -
     assert {*found["parent"], *found["replica"]} == parents | {str(world / "copy")}
     assert found["version"] == [str(sibling)]
     assert found["other dataset"] == [str(world / "small")]
+
+
+class CountedSearch(TraceSearch):
+    """A search that counts the walks through each place."""
+
+    walks: ClassVar[Counter[str]] = Counter()
+
+    def _walk(self, place: str) -> Any:
+        self.walks[place] += 1
+        return super()._walk(place)
+
+
+def test_each_place_is_walked_once(dataset: Path) -> None:
+    """The tables tell the hash of the source, for which all tables are searched again."""
+    world = dataset.parent
+    done("resize", "-i", dataset, "-o", world / "small", "-r", "20")
+    done("replicate", dataset, "--to", world.parent / "copy")
+    small = open_dataset(str(world / "small"))
+    hashes = {image.sample.sha256: 1 for image in traces.stored_images(small)}
+    sizes = dict([*hashes.items()][:1])
+    search = CountedSearch(open_dataset(str(dataset)), sizes, [str(world)], "NEW")
+
+    found = search.run()
+
+    assert {trace.place for trace in found} >= {str(world / "small"), str(world.parent / "copy")}
+    assert len(sizes) > 1
+    assert search.walks == dict.fromkeys(map(str, (dataset, world, world.parent / "copy")), 1)
 
 
 def test_parent_outside_the_search_is_named_by_digest(

@@ -24,6 +24,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.small_files import FileKind
 
 MOST = 5
+# With at most this number of classes, top-5 says little, so it is not printed.
+FEW_CLASSES = 10
 _RANKED = ("top1", "p1", "top2", "p2", "top3", "p3", "top4", "p4", "top5", "p5")
 HEADER = ("key", "class_index", *_RANKED)
 OWN = FileKind("a file of predictions", ",".join(HEADER).encode())

@@ -20,6 +20,7 @@ from imagenet_prep.core.errors import some
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, in_columns, printable
 from imagenet_prep.dataset.keys import CORRUPTIONS
+from imagenet_prep.dataset.predictions import FEW_CLASSES
 
 # AlexNet's mean top-1 error over five severities. The errors of networks are divided by it
 # (Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
@@ -174,5 +175,6 @@ class Table:
         if row.classes < self.num_classes:
             classes += f" of {self.num_classes:,}"
         counts = f"{row.images:,}", classes
-        shares = f"{row.top1:.2%}", f"{row.top5:.2%}"
+        top5 = f"{row.top5:.2%}" if row.among > FEW_CLASSES else "-"
+        shares = f"{row.top1:.2%}", top5
         return printable(row.set), printable(name), *counts, chosen, *shares

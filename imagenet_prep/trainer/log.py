@@ -22,6 +22,7 @@ from typing import IO, Any
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.predictions import FEW_CLASSES
 from imagenet_prep.dataset.protobuf import varint
 from imagenet_prep.dataset.record_files import frame_parts
 from imagenet_prep.storage.folder import LocalStore
@@ -136,15 +137,23 @@ class TrainingLog:
             self._scalars.write(step, "train", row)
 
     def evaluation(
-        self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
+        self,
+        step: int,
+        epoch: float,
+        split: str,
+        score: Score,
+        saved_at: float,
+        classes: str = "",
+        *,
+        num_classes: int,
     ) -> None:
         """Prints and writes a score; `classes` is, e.g., "2 of 4 classes" if two are missing."""
+        top5 = f"{100 * score.top5:6.2f}" if num_classes > FEW_CLASSES else f"{'-':>6}"
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
         self.say(f"{_EVALUATION_HEADER}  {classes}" if classes else _EVALUATION_HEADER)
         line = (
-            f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {100 * score.top5:6.2f}  "
-            f"{score.loss:6.2f}  {saved}"
+            f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {top5}  {score.loss:6.2f}  {saved}"
         )
         if split != schema.VALIDATION:
             line += f"  {split}"

@@ -412,7 +412,10 @@ class Training:
         present = len(reader.present)
         trained = len(self._inputs.train.present)
         classes = f"{present:,} of {trained:,} classes" if present < trained else ""
-        self._log.evaluation(self._step, epoch, split, score, self._saved_at, classes)
+        num_classes = self._inputs.train.num_classes
+        self._log.evaluation(
+            self._step, epoch, split, score, self._saved_at, classes, num_classes=num_classes
+        )
         if is_last and evaluated is not self._inputs.watched:
             self._log.test(score, classes)
         if self._config.predictions is not None:

@@ -271,8 +271,8 @@ def test_metrics_match_rows_of_the_training_log(
     log = TrainingLog(tmp_path, tmp_path, speaks=True)
     log.train(2450, row(12.3, 3012.4, 6.907, 8.052, 0.1))
     score = Score(top1=0.75716, top5=0.9291, loss=1.034, examples=50_000)
-    log.evaluation(2450, 12.3, "validation", score, 1.6e9)
-    log.evaluation(2450, 12.3, "holdout", score._replace(top1=0.5), 1.6e9)
+    log.evaluation(2450, 12.3, "validation", score, 1.6e9, num_classes=1000)
+    log.evaluation(2450, 12.3, "holdout", score._replace(top1=0.5), 1.6e9, num_classes=1000)
     log.train(0, row(0.0, 0.1, float("nan"), float("nan"), 12.8))
     found: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():

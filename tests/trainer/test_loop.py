@@ -453,22 +453,32 @@ def test_each_signal_before_a_jobs_end_stops_it(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "classes", "end"),
-    [("validation", "", ""), ("holdout", "", "  holdout"), ("validation", "2 of 4 classes", "")],
+    ("split", "classes", "num_classes", "end"),
+    [
+        ("validation", "", 11, ""),
+        ("holdout", "", 1000, "  holdout"),
+        ("validation", "2 of 4 classes", 10, ""),
+    ],
 )
 def test_printed_evaluation_has_each_number_in_its_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, classes: str, end: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    split: str,
+    classes: str,
+    num_classes: int,
+    end: str,
 ) -> None:
     written = log.TrainingLog(tmp_path, tmp_path / "scalars", speaks=True)
     written.start({"framework": "mxnet"})
     capsys.readouterr()
     score = Score(examples=8, top1=0.25, top5=0.75, loss=1.5)
-    written.evaluation(7, 2.5, split, score, 0.0, classes)
+    written.evaluation(7, 2.5, split, score, 0.0, classes, num_classes=num_classes)
     written.close()
 
     header, line = capsys.readouterr().out.splitlines()
     assert header.endswith(classes)
-    numbers = ["7", "2.5", "25.000", "75.00", "1.50", "1970-01-01", "00:00:00"]
+    top5 = "-" if num_classes == 10 else "75.00"
+    numbers = ["7", "2.5", "25.000", top5, "1.50", "1970-01-01", "00:00:00"]
     assert line.split() == [*numbers, *end.split()]
     (row,) = rows(tmp_path, "evaluation")
     assert (row["top1"], row["top5"], row["loss"], row["examples"]) == (0.25, 0.75, 1.5, 8)

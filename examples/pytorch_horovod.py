@@ -82,6 +82,8 @@ if saved is not None:
     optimizer.load_state_dict(saved["optimizer"])
     train.load_state_dict(saved["reader"])
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+if hvd.rank() == 0 and train.epoch >= flags.epochs:
+    print(f"{flags.out} is finished (epochs: {train.epoch}). Raise --epochs, or use another --out.")
 while train.epoch < flags.epochs:
     epoch = train.epoch
     for step, batch in enumerate(train, 1):

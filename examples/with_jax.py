@@ -95,6 +95,8 @@ if flags.out.exists():
     saved = np.load(flags.out)
     weights = {name: jnp.asarray(saved[name]) for name in shapes}
     train.restore(json.loads(str(saved["reader"])))
+if train.epoch >= flags.epochs:
+    print(f"{flags.out} is finished (epochs: {train.epoch}). Raise --epochs, or use another --out.")
 while train.epoch < flags.epochs:
     epoch = train.epoch
     for number, batch in enumerate(train, 1):

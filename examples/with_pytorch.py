@@ -30,6 +30,8 @@ parser.add_argument(
     "--labels", nargs="*", help="label files: print the table of scores after the last epoch"
 )
 flags = parser.parse_args()
+if "RANK" not in os.environ:
+    raise SystemExit("Start this script with torchrun --nproc-per-node 1, or imagenet-prep launch.")
 
 gpu = torch.cuda.is_available()
 distributed.init_process_group("nccl" if gpu else "gloo")
@@ -106,6 +108,8 @@ if flags.out.exists():
     # The position is the same on every rank, for any number of ranks.
     train.load_state_dict(saved["reader"])
 said = None
+if rank == 0 and train.epoch >= flags.epochs:
+    print(f"{flags.out} is finished (epochs: {train.epoch}). Raise --epochs, or use another --out.")
 while train.epoch < flags.epochs:
     epoch = train.epoch
     for step, batch in enumerate(train, 1):

@@ -142,12 +142,14 @@ def test_the_pytorch_example_resumes(python: Path, shades: Path, tmp_path: Path)
     # Of both ranks together, as in the count of the last epoch.
     shares = [line.split()[1:3] + line.split()[-2:] for line in table.splitlines()[1:3]]
     top1 = f"{more[-1]['top1']:.2%}"
-    assert shares == [["dataset", "22", top1, "100.00%"], ["own.csv", "1", "100.00%", "100.00%"]]
+    assert shares == [["dataset", "22", top1, "-"], ["own.csv", "1", "100.00%", "-"]]
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8
-    # If a run has already ended, it prints the same table without rows.
-    assert ended(python, *program, "3", "--labels", own) == table
+    # If a run has already ended, it says so, and prints the same table without rows.
+    said, *rest = ended(python, *program, "3", "--labels", own).splitlines(keepends=True)
+    assert said.startswith(f"{tmp_path / 'model.pt'} is finished (epochs: 3). ")
+    assert "".join(rest) == table
 
 
 @pytest.mark.parametrize("name", ["with_pytorch.py", "with_jax.py"])

@@ -17,7 +17,7 @@ from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.interface import ExportedNetwork
 from tests.frameworks.programs import LOGITS, ended, launched
 from tests.kit import command
-from tests.kit.command import PATIENCE_S, PROGRAM
+from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY
 from tests.kit.dataset import split_records
 from tests.kit.messages import says
 from tests.kit.shared import made_once
@@ -33,6 +33,7 @@ from tests.kit.training import (
 
 LONG = pytest.mark.long
 PROGRAMS = Path(__file__).parent
+EXAMPLES = REPOSITORY / "examples"
 LAST = 33
 # Two ranks with a thread for each core would block each other.
 ONE = {"OMP_NUM_THREADS": "1"}
@@ -69,6 +70,24 @@ def runs(pytorch: Path, shades: Path, shared_cache: Path) -> Path:
         run(pytorch, *words(shades, folder / "whole", export=export))
 
     return made_once(shared_cache / "pytorch-runs", make)
+
+
+def test_the_example_names_its_launchers_and_its_end(
+    pytorch: Path, shades: Path, tmp_path: Path
+) -> None:
+    script = str(EXAMPLES / "with_pytorch.py")
+    words = ("--data-dir", shades, "--epochs", "1", "--out", tmp_path / "model.pt")
+    with command.started(*words, python=pytorch, program=(script,)) as running:
+        alone = running.finish()
+    assert (alone.code, alone.out) == (1, "")
+    assert alone.err.startswith("Start this script with torchrun --nproc-per-node 1, or ")
+    program = ("-m", "torch.distributed.run", "--nproc-per-node", "1", script)
+    for epochs in (1, 0):
+        with command.started(*words, python=pytorch, env=ONE, program=program) as running:
+            finished = running.finish(PATIENCE_S)
+        assert finished.code == 0, finished
+        assert len([line for line in finished.out.splitlines() if line.startswith("{")]) == epochs
+    assert finished.out.startswith(f"{tmp_path / 'model.pt'} is finished (epochs: 1). ")
 
 
 # Type, steps, and three words per network; see agree.py. Large networks have fewer steps.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import human_bytes
-from imagenet_prep.dataset import formats, record_files, schema
+from imagenet_prep.dataset import formats, keys, record_files, schema
+from imagenet_prep.dataset.member import REPAIRED
 from imagenet_prep.reporting import plots
 from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.reporting.render import (
@@ -61,10 +62,12 @@ def report(
         is_read=level != schema.LEVEL_MANIFEST,
         fewer_classes=[(s, n) for s, n in counts.items() if n < manifest.classes.count],
         ignored=formats.together(source.ignored for source in manifest.sources),
+        has_wnids=all(keys.WNID.fullmatch(wnid) for wnid, _ in facts.classes),
         tiles=tiles,
         num_classes=len(classes),
         drawn_classes=len({tile.class_index for tile in tiles}),
-        incidents=incidents,
+        incidents=[each for each in incidents if each.line.action != REPAIRED],
+        repaired=[each for each in incidents if each.line.action == REPAIRED],
         plots=plots.of(facts),
         trained=plots.training(trained) if trained else None,
         mistakes=mistakes,

@@ -20,6 +20,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ def render(template: str, title: str, made_at: datetime, *, data: Json, **values
         "by_extension": formats.ignored_in_words,
         "json": partial(json.dumps, ensure_ascii=False),
         "repr": repr,
+        "columns": _columns,
     }
     script = _ours("script.js")
     digest = hashlib.sha256(script.encode()).digest()
@@ -71,6 +73,13 @@ def render(template: str, title: str, made_at: datetime, *, data: Json, **values
         data=data,
         **values,
     )
+
+
+def _columns(cards: str, most: int) -> int:
+    """Returns the number of columns, at most `most`, with which rows of cards are equally long."""
+    num_cards = cards.count("<dt>")
+    num_rows = math.ceil(num_cards / most)
+    return math.ceil(num_cards / max(num_rows, 1)) or 1
 
 
 def _ours(name: str) -> str:
@@ -107,7 +116,7 @@ def page(
         made_at,
         data={},
         counts=counts,
-        numbers=numbers,
+        printed=numbers,
         groups=list(zip(with_pictures, ordered, strict=False)),
         num_groups=len(groups),
     )
@@ -122,6 +131,7 @@ def _picture(data: bytes) -> str:
 
 
 _MOST_PAIRS = 30
+_MOST_CLASSES = 30
 _MOST_PICTURES = 48
 
 
@@ -144,10 +154,20 @@ class Pair(NamedTuple):
     share: float
 
 
+class ClassAccuracy(NamedTuple):
+    """The images of a class, and the share in [0, 1] of right predictions."""
+
+    label: str
+    images: int
+    share: float
+
+
 @dataclass
 class Mistakes:
     """The mistakes of a model."""
 
+    num_classes: int = 0  # number of classes with a prediction
+    classes: list[ClassAccuracy] = field(default_factory=list)  # the lowest accuracy first
     images: int = 0  # number of predictions
     wrong: int = 0  # number of wrong predictions
     surest: list[Mistake] = field(default_factory=list)  # the most confident mistakes first
@@ -162,6 +182,7 @@ def find_mistakes(
     """Returns the mistakes in `predictions`, without keeping all predictions in memory."""
     mistakes = Mistakes()
     examples: Counter[int] = Counter()
+    wrong_of: Counter[int] = Counter()
     confusions: Counter[tuple[int, int]] = Counter()
 
     def wrong() -> Iterable[tuple[float, int, Prediction]]:
@@ -169,6 +190,7 @@ def find_mistakes(
             mistakes.images += 1
             examples[prediction.class_index] += 1
             mistakes.wrong += prediction.is_wrong
+            wrong_of[prediction.class_index] += prediction.is_wrong
             if prediction.is_wrong and prediction.classes:
                 confusions[prediction.class_index, prediction.classes[0]] += 1
                 # Mistakes of equal confidence stay in the order of `predictions`.
@@ -183,6 +205,10 @@ def find_mistakes(
     for (label, predicted), count in worst:
         share = count / examples[label]
         mistakes.pairs.append(Pair(words(label), words(predicted), count, share))
+    mistakes.num_classes = len(examples)
+    rates = ((1 - wrong_of[index] / count, index) for index, count in examples.items())
+    for share, index in heapq.nsmallest(_MOST_CLASSES, rates):
+        mistakes.classes.append(ClassAccuracy(words(index), examples[index], share))
     return mistakes
 
 

@@ -21,7 +21,7 @@ from imagenet_prep import report
 from imagenet_prep import report as report_verb
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import predictions
-from imagenet_prep.reporting import facts, sample
+from imagenet_prep.reporting import facts, render, sample
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.report.conftest import Demo
@@ -33,6 +33,7 @@ from tests.kit.faults import cut, disk, flip_bit
 from tests.kit.hostile import manifests
 from tests.kit.messages import says, wording
 from tests.kit.pages import labels
+from tests.kit.photographs import photograph
 
 Report = Callable[..., str]
 
@@ -102,7 +103,40 @@ def test_page_shows_mistakes_if_predictions_are_given(
     assert second not in section
     assert "&lt;b&gt;/absent.JPEG" in section
     assert '<th scope="col">predicted</th>' in section
+    assert "<h3>Accuracy by class</h3>" in section
+    assert re.findall(r'number">(\d+)</td><td class="number">([\d.]+%)<', section)[:2] == [
+        ("1", "0.0%"),
+        ("2", "50.0%"),
+    ]
+    assert "<dt>Top-1</dt><dd>33.3%<small>of 3 predictions</small>" in page
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
+
+
+def test_page_of_photographs_uses_their_words(tmp_path: Path, written: Report) -> None:
+    """Repaired pictures are folded, and each path is printed once."""
+    photos = tmp_path / "photos"
+    for number, name in enumerate(("cats/1.jpg", "cats/2.jpg", "dogs/3.jpg")):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        (photos / name).write_bytes(photograph(60, 80, number))
+    Image.new("L", (40, 40)).save(photos / "dogs" / "grey.jpg")
+    (photos / "dogs" / "empty.jpg").write_bytes(b"")
+    result = command.run("prepare", photos, tmp_path / "set", "--quality", "91")
+    assert result.code == 0, result
+    page = written(tmp_path / "set")
+
+    assert '<label for="search">Class or file</label>' in page
+    assert "recipe=&#34;adm" not in page
+    assert 'recipe="adm"' not in page
+    section = page[page.index('id="incidents"') : page.index('id="lineage"')]
+    assert section.index("dogs/empty.jpg") < section.index("<details>") < section.index("dogs/grey")
+    assert section.count("empty.jpg") == section.count("grey.jpg") == 1
+
+
+@pytest.mark.parametrize(
+    ("cards", "most", "columns"), [(8, 7, 4), (7, 7, 7), (9, 4, 3), (5, 4, 3), (1, 7, 1), (0, 7, 1)]
+)
+def test_rows_of_cards_are_equally_long(cards: int, most: int, columns: int) -> None:
+    assert render._columns("<div><dt>x</dt></div>" * cards, most) == columns
 
 
 def test_page_shows_images_whose_labels_disagree(

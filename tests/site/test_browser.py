@@ -40,7 +40,7 @@ def darken(shown: Any) -> None:
     shown.emulate_media(color_scheme="dark")
 
 
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, 1200, 1600])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_no_problem_and_pages_fit(
     address: str, open_page: OpenPage, page: str, width: int
@@ -79,7 +79,7 @@ def test_search_box_finds_function_by_name(address: str, open_page: OpenPage) ->
 
 def test_site_can_be_searched_from_a_folder(site: Path, open_page: OpenPage) -> None:
     shown, complaints = open_page(site / "index.html", within=site.as_uri())
-    shown.get_by_role("link", name="Prepare a data set").first.click()
+    shown.get_by_role("link", name="Prepare a dataset").first.click()
     shown.wait_for_url("**/prepare.html")
     assert complaints == []
 

@@ -1,8 +1,9 @@
 """dataset.json, the manifest of a dataset: its files with digests, its counts and its settings.
 
 The manifest is written last, so a dataset with a manifest is complete. It also has the digests
-of the source archives, and its own digest. It contains no time, host or path: equal input and
-settings give an equal manifest. Fields that have their default value are omitted from the file.
+of the source archives, and its own digest. It contains no time or host, and only the names of
+source archives and folders, not their paths: equal input and settings give an equal manifest.
+Fields that have their default value are omitted from the file.
 """
 
 from __future__ import annotations

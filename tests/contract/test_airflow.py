@@ -41,8 +41,8 @@ REFUSED = {
     "prepare": "share",
     "verify": "allow_unsigned json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
-    "resize": "allow_unknown codec dataset_name dry_run exclude force json keep_original max_bad "
-    "num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "
+    "resize": "allow_unknown codec dataset_name dry_run exclude force json keep_original licence "
+    "max_bad num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "
     "start_offset stretch worker_kind",
     "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode "
     "part python repair replace retries timeout wait",
@@ -55,6 +55,7 @@ REFUSED = {
 # Texts that are not paths, although their flags have neither choices nor a type of path.
 PLAIN = {
     "holdout",
+    "licence",
     "subset_classes",
     "lr_decay_steps",
     "lr_decay_lrs",

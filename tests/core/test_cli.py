@@ -423,6 +423,9 @@ def test_help_has_groups_and_help_all_the_rest(
     assert capsys.readouterr().out == start + shown
 
 
+_ANEW = "with errors.of_verb(resumes=False):"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "sentence"),
     [
@@ -439,16 +442,8 @@ def test_help_has_groups_and_help_all_the_rest(
         ("sys.exit(2)", 2, None),
         ("raise MemoryError('1 GiB')", 4, says("out-memory-finished-work-kept", "1 GiB")),
         ('raise RuntimeError("can\'t start new thread")', 4, says("out-memory-finished-work-kept")),
-        (
-            "with errors.of_verb(resumes=False): raise KeyboardInterrupt",
-            130,
-            exactly("imagenet-prep: interrupted. Run the same command again.\n"),
-        ),
-        (
-            "with errors.of_verb(resumes=False): raise MemoryError",
-            4,
-            exactly("imagenet-prep: out of memory. Stop other programs"),
-        ),
+        (f"{_ANEW} raise KeyboardInterrupt", 130, exactly("interrupted. Run the same command")),
+        (f"{_ANEW} raise MemoryError", 4, exactly("out of memory. Stop other programs")),
         ("raise KeyError('x')", 70, says("bug-please-report-lines-above", "KeyError: 'x'")),
         (
             "raise errors.UsageError('2 wrong:\\n  a: x\\n  b: y')",

@@ -67,8 +67,8 @@ _ALLOWED = {
     "prepare_flags": (
         "allow-subset allow-unknown dry-run follow-links json keep-original no-boxes rehash",
         """check codec holdout holdout-per-class label-offset licence max-bad on-bad-image
-        orientation quality seed short-side source-kind splits subset-classes subset-per-class train-shards
-        validation-shards worker-kind workers""",
+        orientation quality seed short-side source-kind splits subset-classes subset-per-class
+        train-shards validation-shards worker-kind workers""",
         "exclude",
     ),
     "train_flags": (

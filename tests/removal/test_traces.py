@@ -229,6 +229,21 @@ def test_exports_with_filters_are_named_by_their_content(
     assert says("unless-filters-excluded").search(content)
 
 
+def test_exports_of_other_splits_are_not_named(tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    for number in range(8):
+        write(world / "photos" / CLASSES[number % 2] / f"{number}.jpg", image(number))
+    done("prepare", world / "photos", world / "set", "--holdout", "4")
+    exports = {split: world / f"of-{split}" for split in ("train", "holdout")}
+    for split, place in exports.items():
+        done("export", world / "set", "--to", "webdataset", "--split", split, "--out", place)
+    opened = open_dataset(str(world / "set"))
+    for stored in traces.stored_images(opened):
+        search = TraceSearch(opened, {stored.sample.sha256: 1}, [str(world)], "NEW")
+        found = [trace.place for trace in search.run() if trace.kind == traces.EXPORT]
+        assert found == [str(exports[stored.split])]
+
+
 def test_pages_need_digest_and_image(dataset: Path, tmp_path: Path, searched: Search) -> None:
     digest = json.loads((dataset / "dataset.json").read_text())["digest"]
     pages = {

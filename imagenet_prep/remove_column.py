@@ -30,7 +30,9 @@ class RemoveColumnConfig(Settings):
         place=AddressKind.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix of the dataset",
     )
-    name: str = flag(help="name of the column, as `show` lists it", positional=True)
+    name: str = flag(
+        help="name of the column, as `show` lists it", positional=True, aliases=("--name",)
+    )
     dry_run: bool = switch(help="only print what would be removed")
     json: bool = switch(help="print the result as JSON")
 

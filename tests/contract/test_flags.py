@@ -181,7 +181,7 @@ forget
   [--dataset] --data-dir
 remove-column
   [--dataset] --data-dir
-  [--name]
+  [--name] --name
 replicate
   [--dataset] --data-dir
   [--to] --to

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     "show": ("dataset", []),
     "report": ("dataset", []),
     "export": ("dataset", ["--out", "o"]),
+    "remove-column": ("dataset", ["--name", "c"]),
     "replicate": ("dataset", ["--to", "o"]),
     "adopt": ("folder", []),
     "resize": ("input_dir", ["-o", "o"]),
@@ -44,6 +45,7 @@ def test_all_verbs_use_the_same_dataset_argument() -> None:
     others = {("demo", "folder"), ("run-on-hosts", "hosts"), ("diff", "a"), ("diff", "b")}
     others |= {("score", "predictions"), ("prepare", "source"), ("prepare", "out")}
     others |= {("replicate", "to"), ("export", "out"), ("completion", "shell")}
+    others |= {("remove-column", "name")}
     found = set()
     for verb in __main__.VERBS:
         fields = dataclasses.fields(config_of(verb))

@@ -21,7 +21,12 @@ def test_files_are_synced_before_their_receipt(tmp_path: Path, system: System) -
     tree = Tree(store, ".work/made")
     pieces = [FilePiece(f"train/{name}.JPEG", name.encode(), f"sum of {name}") for name in "abc"]
     source = cast("Any", SimpleNamespace(read=lambda _: iter(())))
-    form = cast("Any", SimpleNamespace(pieces=lambda *_: iter(pieces), file_an_image=True))
+    form = cast(
+        "Any",
+        SimpleNamespace(
+            pieces=lambda *_: iter(pieces), metadata_name=lambda _: "", file_an_image=True
+        ),
+    )
     stage = engine.Stage(
         "export", "", store, PartExport(source, form, store, ".work", tree), Written
     )

@@ -257,6 +257,15 @@ def test_objectnet_is_read_by_its_mapping(container: str, tmp_path: Path) -> Non
     assert dict(source.parts[0].ignored)["of other objects"] == 2
 
 
+def test_objectnet_folder_that_no_file_maps_is_refused(tmp_path: Path) -> None:
+    made = evaluation_datasets.objectnet()
+    picture = next(data for path, data in made.files.items() if path.endswith(".png"))
+    made.files["objectnet-1.0/images/unknown/1.png"] = picture
+
+    with pytest.raises(SourceError, match=says("folder-s-folders-move-folder", ..., "'unknown'")):
+        images(found(put(made.files, tmp_path, "objectnet-1.0", "zip")))
+
+
 def test_objectnet_label_is_a_class_of_one_object(tmp_path: Path) -> None:
     words = evaluation_datasets.official_classes().words
     made = evaluation_datasets.objectnet()

@@ -220,6 +220,26 @@ $ week-two.md: Week two: a dataset that changes
     e2e/test_week_two.py
     test_new_versions_have_exactly_the_changes
     keys and labels of all images of each split
+$ amend.md: Excluded images stay excluded
+    e2e/test_changing_photographs.py
+    test_requests_also_hold_for_a_set_from_scratch
+    the keys of all images
+$ amend.md: Excluded images stay excluded 2
+    e2e/test_changing_photographs.py
+    test_requests_also_hold_for_a_set_from_scratch
+    the keys of all images
+$ photographs.md: New photographs
+    e2e/test_changing_photographs.py
+    test_page_adds_only_new_photographs
+    the keys of all images of each split
+$ export.md: Croissant for publication
+    e2e/test_documented_commands.py
+    test_croissant_page_describes_all_files
+    licence, splits, names of files
+$ guarantees.md: Who made a dataset
+    e2e/test_documented_commands.py
+    test_guarantees_page_signs_and_names_the_signer
+    the signer
 """
 # The same, but with the reason why no test executes the block instead of the value.
 ELSEWHERE = """
@@ -243,18 +263,6 @@ trainers.md: big_vision
     trainers/test_trainers.py
     test_big_vision_uses_stored_labels_unchanged
     needs a checkout
-$ amend.md: Excluded images stay excluded
-    commands/amend/test_decisions.py
-    test_prepare_records_the_bytes_of_excluded_images
-    a folder that a test grows
-$ amend.md: Excluded images stay excluded 2
-    commands/amend/test_decisions.py
-    test_standing_list_is_applied_with_allow_unknown
-    a list that a test writes
-$ photographs.md: New photographs
-    commands/amend/test_decisions.py
-    test_grown_folder_adds_images_and_keeps_the_holdout
-    photographs that a test adds
 $ amend.md: The new manifest
     e2e/test_documented_commands.py
     test_amend_page_excludes_and_relabels_listed_images
@@ -327,14 +335,6 @@ $ existing.md: Resize 2
     commands/resize/test_flags.py
     test_two_calls_of_the_tutorial_make_one_dataset
     the flags of the tutorial, IN and OUT stand for folders
-$ export.md: Croissant for publication
-    commands/export/test_croissant.py
-    test_croissant_has_sha256_of_files_and_authors_fields
-    about.json is the author's
-$ guarantees.md: Who made a dataset
-    storage/test_signature.py
-    test_signer_is_named_for_datasets_and_replicas
-    needs a key
 $ guarantees.md: Who made a dataset 3
     storage/test_signature.py
     test_parts_without_a_signature_can_be_accepted

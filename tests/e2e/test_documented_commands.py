@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,35 @@ def test_score_page_counts_correct_predictions(machine: Machine) -> None:
     assert f"{1 - 1 / len(said):.2%}" in first
     assert "100.00%" in second
     assert np.isclose(len(said), len(expected(machine.source, "validation")))
+
+
+def test_croissant_page_describes_all_files(machine: Machine) -> None:
+    (machine.root / "about.json").write_text('{"license": "CC0-1.0"}')
+    machine.typed("$ export.md: Croissant for publication")
+    made = json.loads((machine.root / "croissant.json").read_bytes())
+
+    assert made["license"] == "CC0-1.0"
+    named = {each["contentUrl"] for each in made["distribution"]}
+    files = machine.dataset("imagenet-480")
+    assert {*manifest(files)["splits"]} == {
+        row["splits/name"] for row in made["recordSet"][1]["data"]
+    }
+    assert named >= {"dataset.json", "labels.txt", *(p.name for p in files.glob("train-*"))}
+
+
+def test_guarantees_page_signs_and_names_the_signer(machine: Machine) -> None:
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed")
+    secret = machine.root / "home" / ".ssh" / "id_ed25519"
+    secret.parent.mkdir(parents=True)
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", secret]
+    subprocess.run(words, check=True)
+    public = secret.with_suffix(".pub").read_text()
+    (machine.root / "allowed_signers").write_text(f"lab@example.org {public}")
+    sign, verify = blocks.block("$ guarantees.md: Who made a dataset").text.strip().splitlines()
+    signing = sign.replace("/data/", f"{machine.data}/").replace("~", str(machine.root / "home"))
+    signed = subprocess.run(shlex.split(signing), capture_output=True, text=True, check=False)
+    assert signed.returncode == 0, signed
+
+    assert "lab@example.org" in machine.run(verify).out
+    (machine.dataset("imagenet-480") / "dataset.json.sig").unlink()

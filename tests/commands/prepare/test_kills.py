@@ -161,7 +161,7 @@ def test_lost_worker_ends_run_and_next_run_completes(
         assert contents(out) == whole.contents
     else:
         assert result.code == 4, result
-        assert re.search(r"worker process.* again to resume", result.err)
+        assert re.search(r"worker process.* Finished work is kept\. Run the same", result.err)
         assert "Traceback" not in result.err
 
     assert_completed(many.root, out, whole)

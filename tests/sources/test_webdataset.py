@@ -291,6 +291,13 @@ def test_label_beyond_the_list_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, r"train-0000\.tar: byte 1,\d+: 'a\.jpg': label 2, expected 0 to 1")
 
 
+@pytest.mark.parametrize(("label", "name"), [(1, "cat"), (0, "dog")])
+def test_label_that_contradicts_the_list_is_refused(tmp_path: Path, label: int, name: str) -> None:
+    wds(tmp_path, sample("a", label, {"class_name": name}))
+    write(tmp_path / "labels.txt", b"cat\ndog\n")
+    refused(tmp_path, rf"label {label} is .*, but the sample names the class {name}")
+
+
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tars_of_all_formats_and_names_are_read(tmp_path: Path, kind: int) -> None:
     long = "d" * 90 + "/" + "n" * 60

@@ -26,6 +26,7 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.bounds import limited_memory
 from tests.kit.codec import native
+from tests.kit.hostile import images
 from tests.kit.installed import Installed
 from tests.kit.messages import says
 from tests.kit.tfrecords import framed, picture, plain, write_dataset
@@ -85,7 +86,15 @@ def test_records_of_every_length_are_read_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "encoded", [progressive(), claiming(9000, 9000), crowded(), b"no JPEG", b""]
+    "encoded",
+    [
+        progressive(),
+        images.many_scans_without_interleaving(3),
+        claiming(9000, 9000),
+        crowded(),
+        b"no JPEG",
+        b"",
+    ],
 )
 def test_unusual_images_are_left_to_read(tmp_path: Path, encoded: bytes) -> None:
     places = write(

@@ -229,6 +229,29 @@ def test_exports_with_filters_are_named_by_their_content(
     assert says("unless-filters-excluded").search(content)
 
 
+def test_part_does_not_hide_images_of_its_dataset(dataset: Path, tmp_path: Path) -> None:
+    for node in range(3):
+        flags = ("--mode", "partition", "--part", f"{node}/3")
+        done("replicate", dataset, "--to", tmp_path / f"parts/{node}", *flags)
+    opened = open_dataset(str(dataset))
+    stored = list(traces.stored_images(opened))
+    exports = set()
+    for number in (0, -1):
+        key = stored[number].sample.key
+        listed = tmp_path / f"{number}.txt"
+        write(listed, f"{key}\n".encode())
+        exports.add(str(tmp_path / f"exports/{number}"))
+        flags = ("--to", "folder", "--allow-empty-class", "--keys", listed)
+        done("export", dataset, *flags, "--out", tmp_path / f"exports/{number}")
+    sizes = {stored[number].sample.sha256: 1 for number in (0, -1)}
+    search = TraceSearch(opened, sizes, [str(tmp_path)], "NEW")
+
+    found = search.run()
+
+    assert sum(trace.kind == traces.REPLICA for trace in found) >= 2
+    assert {trace.place for trace in found if trace.kind == traces.EXPORT} == exports
+
+
 def test_exports_of_other_splits_are_not_named(tmp_path: Path) -> None:
     world = tmp_path / "world"
     for number in range(8):

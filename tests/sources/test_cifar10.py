@@ -103,31 +103,32 @@ def test_poisoned_pickle_runs_nothing(root: Path, tmp_path: Path, name: str) -> 
     assert not mark.exists()
 
 
+def pickled(data: object, labels: list[int], names: list[object]) -> bytes:
+    return pickle.dumps({b"data": data, b"labels": labels, b"filenames": names}, protocol=2)
+
+
+def black(num: int, dtype: type = np.uint8) -> np.ndarray[Any, Any]:
+    return np.zeros((num, 3072), dtype)
+
+
 @pytest.mark.parametrize(
     "content",
     [
         b"",
         b"no pickle",
         pickle.dumps([1, 2], protocol=2),
-        pickle.dumps({b"data": 1, b"labels": [], b"filenames": []}, protocol=2),
-        pickle.dumps({b"data": b"0" * 3072, b"labels": [0], b"filenames": [b"a"]}, protocol=2),
-        pickle.dumps(
-            {b"data": np.zeros((1, 3072), np.int64), b"labels": [0], b"filenames": [b"a"]},
-            protocol=2,
-        ),
-        pickle.dumps(
-            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0, 1], b"filenames": [b"a"]},
-            protocol=2,
-        ),
-        pickle.dumps(
-            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [10], b"filenames": [b"a"]},
-            protocol=2,
-        ),
-        pickle.dumps(
-            {b"data": np.zeros((1, 3072), np.uint8), b"labels": [0], b"filenames": [3]}, protocol=2
-        ),
+        pickled(1, [], []),
+        pickled(b"0" * 3072, [0], [b"a"]),
+        pickled(black(1, np.int64), [0], [b"a"]),
+        pickled(black(1), [0, 1], [b"a"]),
+        pickled(black(1), [0], [b"a", b"b"]),
+        pickled(black(1), [0, 1], [b"a", b"b"]),
+        pickled(black(2), [0], [b"a"]),
+        pickled(black(1), [10], [b"a"]),
+        pickled(black(1), [-1], [b"a"]),
+        pickled(black(1), [0], [3]),
     ],
-    ids=range(9),
+    ids=range(13),
 )
 def test_invalid_batch_is_refused(root: Path, content: bytes) -> None:
     batch(root).write_bytes(content)

@@ -125,7 +125,7 @@ oldest: | $(BIN)/uv ## run the quick tests with the oldest packages that pyproje
 	  --requirement $(VENV)/oldest/requirements.txt --group newest --editable .
 	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
-quick: lint ## run lint and the tests that need no framework: 90 seconds with the installation, 45 MB
+quick: lint ## run lint and the tests that need no framework or extra: 2 CPU minutes with the installation, 45 MB
 	@$(BIN)/python -m pytest -n "$$(nproc)" -m "$(QUICK) and not extras" $(TEST_PACKAGES:%=tests/%) $(PYTEST_ARGS)
 
 # A git hook sets FILES to the staged files.

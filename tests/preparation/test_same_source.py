@@ -598,7 +598,10 @@ def mnist(root: Path) -> Path:
     return root / "train-images-idx3-ubyte.gz"
 
 
-@pytest.mark.parametrize("make", [parquet, recordio, webdataset, cifar10, mnist])
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(parquet, marks=pytest.mark.extras), recordio, webdataset, cifar10, mnist],
+)
 def test_packed_file_is_identified_by_its_md5(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     root = tmp_path / "source"
     out = tmp_path / "out"

@@ -76,7 +76,8 @@ def make_dataset(config: ReadConfig) -> Reader:
         Errors of the disk or server, and a completely damaged shard, always raise.
       as_tuple: batches are tuples for training loops instead of dicts: (images, labels) with
         framework="torch", where padding has the label -100; otherwise (images, labels, weights),
-        where padding has the label 0 and the weight 0. `fields` must have its default.
+        where padding has the label 0 and the weight 0. In evaluation, count the images with
+        `(labels >= 0).sum()` or `weights.sum()`. `fields` must have its default.
       out: function that returns memory for the images of a batch (only for the native backend): a
         NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
         type of `images`. It is called up to three batches ahead; `images` is what it returned.

@@ -56,6 +56,10 @@ pytorch.md: PyTorch: validation
     frameworks/test_evaluation.py
     test_documented_loops_measure_exact_top1_on_any_ranks
     top-1 of three networks
+pytorch.md: PyTorch: validation 2
+    frameworks/test_evaluation.py
+    test_documented_loop_over_tuples_counts_no_padding
+    top-1 of three networks, the number of images
 lightning.md: Lightning
     frameworks/test_ranks.py
     test_documented_programs_read_each_image_once

@@ -17,10 +17,32 @@ from tests.kit.unplotted import unplotted
 
 __all__ = ["colours", "unplotted"]
 
-pytestmark = pytest.mark.long
-
 PROGRAMS = Path(__file__).parent
 PAGE = REPOSITORY / "docs/pytorch.md"
+
+
+# The number of correct predictions, the number of images, and the accuracy of each network.
+TOP1 = {
+    "class 0": [0, NUM_VALIDATION, 0.0],
+    "class 53": [1, NUM_VALIDATION, pytest.approx(1 / NUM_VALIDATION)],
+    "right": [NUM_VALIDATION, NUM_VALIDATION, 1.0],
+}
+# Small batches, so that there are several steps and padding.
+BATCH = 4
+NUM_PADDED = -(-NUM_VALIDATION // BATCH) * BATCH
+
+
+def measured(
+    python: Path, code: str, dataset: Path, folder: Path, launch: tuple[str, ...] = ()
+) -> dict[str, list[float]]:
+    """Runs a loop over the dataset DATA and returns its results for each network."""
+    imports = "import torch\nfrom imagenet_prep.read import make_dataset\n"
+    file = folder / "code.py"
+    file.write_text(imports + code.replace("batch_size=256", f"batch_size={BATCH}"))
+    found: dict[str, list[float]] = json.loads(
+        ended(python, *launch, PROGRAMS / "top1.py", dataset, file)
+    )
+    return found
 
 
 def blocks_of_page() -> list[str]:
@@ -34,6 +56,7 @@ def blocks_of_report(colours: Path, folder: Path) -> list[str]:
     return [html.unescape(block) for block in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("document", ["page", "report"])
 def test_documented_loops_measure_exact_top1_on_any_ranks(
@@ -41,25 +64,28 @@ def test_documented_loops_measure_exact_top1_on_any_ranks(
 ) -> None:
     is_page = document == "page"
     blocks = blocks_of_page() if is_page else blocks_of_report(colours, tmp_path)
-    (code,) = (block for block in blocks if "top1 = " in block)
+    (code,) = (block for block in blocks if "all_reduce(counts)" in block)
     name = '"/data/imagenet-480"' if is_page else repr(str(colours))
     assert name in code
     assert "batch_size=256" in code
-    imports = "import torch\nfrom imagenet_prep.read import make_dataset\n"
-    # Small batches, so that there are several steps and padding.
-    code = code.replace(name, "DATA").replace("batch_size=256", "batch_size=4")
-    file = tmp_path / "code.py"
-    file.write_text(imports + code)
     launch = torchrun(ranks) if ranks > 1 else ()
-    found = json.loads(ended(python, *launch, PROGRAMS / "top1.py", colours, file))
 
-    assert found == {
-        "class 0": [0, NUM_VALIDATION, 0.0],
-        "class 53": [1, NUM_VALIDATION, pytest.approx(1 / NUM_VALIDATION)],
-        "right": [NUM_VALIDATION, NUM_VALIDATION, 1.0],
-    }
+    assert measured(python, code.replace(name, "DATA"), colours, tmp_path, launch) == TOP1
 
 
+def test_documented_loop_over_tuples_counts_no_padding(
+    pytorch: Path, colours: Path, tmp_path: Path
+) -> None:
+    (code,) = (block for block in blocks_of_page() if "(labels >= 0)" in block)
+    code = code.replace('"/data/imagenet-480"', "DATA")
+
+    assert measured(pytorch, code, colours, tmp_path) == TOP1
+    wrong = code.replace("(labels >= 0).sum()", "labels.size(0)").replace("right / total", "0")
+    found = measured(pytorch, wrong, colours, tmp_path)
+    assert found["right"] == [NUM_VALIDATION, NUM_PADDED, 0.0]
+
+
+@pytest.mark.long
 def test_lightnings_limits_do_not_shorten_later_validations(python: Path, colours: Path) -> None:
     found = json.loads(ended(python, PROGRAMS / "in_lightning.py", colours))
 

@@ -56,7 +56,11 @@ def main():
         scope = {"model": model, "DATA": data}
         exec(code, scope)
         assert not model.training
-        found[name] = [*scope["counts"].tolist(), scope["top1"]]
+        if "counts" in scope:
+            counts = scope["counts"].tolist()
+        else:
+            counts = [int(scope["right"]), int(scope["total"])]
+        found[name] = [*counts, scope["top1"]]
     if not distributed.is_initialized() or distributed.get_rank() == 0:
         print(json.dumps(found))
     if distributed.is_initialized():

@@ -12,8 +12,9 @@ LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
 RUNNERS ?= flink $(if $(findstring spark,$(PYTEST_ARGS)),spark)
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
-# The packages that `make quick` tests. These tests need no extra, and take a minute on two cores.
-TEST_PACKAGES := core dataset evaluation hosts preparation shards storage
+# The tests of `make quick`. They need no extra, and a contributor of a flag or page first meets these rules.
+TEST_PACKAGES := core dataset evaluation hosts preparation shards storage \
+  contract/test_choices.py contract/test_flags.py contract/test_blocks.py
 
 # .venv is updated only if one of these files changes. The layers quick, demo and test share one .venv.
 KEY := $(shell cat .ci/main.lock .ci/install .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)

@@ -190,7 +190,7 @@ def readers(config: TrainConfig) -> OpenReader:
             keys=config.keys if training else None,
             exclude=config.exclude if training else None,
             fraction=config.fraction if training else 1.0,
-            **_crops(config),
+            **arguments_of_crops(config),
         )
         if needs_keys and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(
@@ -201,7 +201,7 @@ def readers(config: TrainConfig) -> OpenReader:
     return open_reader
 
 
-def _crops(config: TrainConfig) -> dict[str, Any]:
+def arguments_of_crops(config: TrainConfig) -> dict[str, Any]:
     """Returns the arguments of `make_dataset` that describe crops."""
     usual = "resnet" if config.recipe in ("v1.5", "article") else config.recipe
     return {

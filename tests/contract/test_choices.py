@@ -1,9 +1,11 @@
-"""Each value that a flag accepts is explained on a page and used by a test."""
+"""Each value that a flag accepts is explained on a page and used by a test, next to the flag."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,40 +15,101 @@ from imagenet_prep.completion import config_of
 from tests.kit.command import REPOSITORY
 from tests.kit.documents import read, tracked
 
+# A value is near a flag if at most this number of lines is between them, such as a list of cases.
+NEAR = 30
+# A link, a file name or a longer word that contains a value is not the value.
+ALONE = r"(?<![\w./-]){}(?![\w/-]|\.\w)"
 
-def choices(verb: str) -> set[tuple[str, str]]:
-    """Returns the flags of a verb that accept only some values, each with a value."""
-    found = set()
+
+def flags_with_choices(verb: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yields the flags of a verb that accept only some values: field, value and spellings."""
     for field in dataclasses.fields(config_of(verb)):
         spec = field.metadata.get("flag")
         if spec and spec.choices:
-            found |= {(field.name, str(choice)) for choice in spec.choices}
-    return found
+            names = [f"--{field.name.replace('_', '-')}", *spec.aliases]
+            if spec.positional:
+                names += [f"imagenet-prep {verb}", f'"{verb}"']
+            for choice in spec.choices:
+                yield field.name, str(choice), tuple(names)
 
 
-ALL = sorted(set().union(*(choices(verb) for verb in VERBS)))
+def choices() -> dict[tuple[str, str], tuple[str, ...]]:
+    """Returns the spellings of each flag and value."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for verb in VERBS:
+        for field, value, names in flags_with_choices(verb):
+            found.setdefault((field, value), set()).update(names)
+    return {key: tuple(sorted(names)) for key, names in sorted(found.items())}
+
+
+SPELLINGS = choices()
 
 
 @pytest.fixture(scope="module")
-def pages() -> str:
+def pages() -> list[str]:
     named = [path for path in tracked(".md") if path.parts[0] in ("docs", "README.md")]
-    return "\n".join(read(path) for path in named)
+    return [read(path) for path in named]
 
 
 @pytest.fixture(scope="module")
-def tests() -> str:
+def tests() -> list[str]:
     own = Path(__file__).relative_to(REPOSITORY)
     named = [path for path in tracked(".py") if path.parts[0] == "tests" and path != own]
-    return "\n".join(read(path) for path in named)
+    return [read(path) for path in named]
 
 
-@pytest.mark.parametrize(("flag", "value"), ALL)
-def test_each_choice_has_a_page_and_test(pages: str, tests: str, flag: str, value: str) -> None:
-    spelled = re.escape(value)
-    option = re.escape(flag.replace("_", "-"))
-    documented = (
-        rf"`[^`\n]*\b{spelled}\b[^`\n]*`|--{option}[ =][^\n]*\b{spelled}\b|\|\s*{spelled}\s*\|"
+@functools.cache
+def lines_with(text: str, pattern: str) -> tuple[int, ...]:
+    """Returns the numbers of the lines of a text on which a pattern matches."""
+    return tuple(text.count("\n", 0, match.start()) for match in re.finditer(pattern, text))
+
+
+def is_near(texts: list[str], flag: str, value: str) -> bool:
+    """Whether a text has matches of both patterns with at most NEAR lines between them."""
+    for text in texts:
+        for line in lines_with(text, value):
+            if any(abs(line - other) <= NEAR for other in lines_with(text, flag)):
+                return True
+    return False
+
+
+def is_documented(pages: list[str], names: tuple[str, ...], value: str) -> bool:
+    """Whether a page has the value, as code or as a cell of a table, near its flag."""
+    word = ALONE.format(re.escape(value))
+    names_of_flag = "|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in names)
+    code = rf"`[^`\n]*{word}[^`\n]*`|(?:{names_of_flag})[ =].*{word}|\|\s*{word}\s*\|"
+    with_value = [page for page in pages if value in page]
+    return is_near(with_value, names_of_flag, code)
+
+
+def is_tested(tests: list[str], field: str, names: tuple[str, ...], value: str) -> bool:
+    """Whether a test has the value near its flag, or near the field of the flag."""
+    spelled = "|".join(rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in names)
+    of_field = rf"\b{field}=|[\"']{field}[\"']|\.{field}\b|\b{field.title()}\("
+    word = ALONE.format(re.escape(value))
+    with_value = [test for test in tests if value in test]
+    return is_near(with_value, f"{spelled}|{of_field}", rf"[\"' ,=]{word}[\"' ,]")
+
+
+@pytest.mark.parametrize(("flag", "value"), SPELLINGS)
+def test_each_choice_has_a_page_and_test(
+    pages: list[str], tests: list[str], flag: str, value: str
+) -> None:
+    names = SPELLINGS[flag, value]
+
+    assert is_documented(pages, names, value), f"no page names {names[0]} {value}"
+    assert is_tested(tests, flag, names, value), f"no test uses {names[0]} {value}"
+
+
+def test_words_without_their_flag_are_no_documentation(pages: list[str], tests: list[str]) -> None:
+    """A format `jsonl` would be in no page and test, although quarantine.jsonl is in many."""
+    names = SPELLINGS["to", "folder"]
+
+    assert any("quarantine.jsonl" in page for page in pages)
+    assert any('"jsonl"' in test for test in [*tests, 'suffix = "jsonl"'])
+    assert not is_documented(pages, names, "jsonl")
+    assert not is_tested(tests, "to", names, "jsonl")
+    assert is_documented(
+        [*pages, "| `--to` | files |\n|---|---|\n| `jsonl` | lines |"], names, "jsonl"
     )
-
-    assert re.search(documented, pages), f"no page names --{option} {value}"
-    assert re.search(rf"[\"' ,=]{spelled}[\"' ,]", tests), f"no test uses --{option} {value}"
+    assert is_tested([*tests, 'run("export", "--to", "jsonl")'], "to", names, "jsonl")

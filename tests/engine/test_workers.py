@@ -286,8 +286,8 @@ def test_missing_beam_is_named_with_the_install_command(
 
 
 @pytest.mark.parametrize(
-    ("num", "kind", "expected"),
+    ("num", "worker_kind", "expected"),
     [(4, "auto", "threads"), (5, "auto", "processes"), (5, "threads", "threads")],
 )
-def test_more_than_four_workers_are_processes(num: int, kind: str, expected: str) -> None:
-    assert Workers(num, kind).resolved_kind == expected
+def test_more_than_four_workers_are_processes(num: int, worker_kind: str, expected: str) -> None:
+    assert Workers(num, worker_kind).resolved_kind == expected

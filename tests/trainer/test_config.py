@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.train import parse, train
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.train import arguments_of_crops, parse, train
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.installed import Installed
@@ -210,6 +211,16 @@ def test_a_different_learning_rate_is_the_reported_difference() -> None:
 
     assert recipe.difference(first.facts(), second) == "learning rate 0.5, this one has 0.25"
     assert recipe.other_network(first.facts(), second) is None
+
+
+@pytest.mark.parametrize("crop_filter", ["bilinear", "bicubic", "random"])
+@pytest.mark.parametrize("crops", ["mae", "timm"])
+def test_flags_of_crops_choose_the_filter(crops: str, crop_filter: str) -> None:
+    config = parse(["set", "--crops", crops, "--crop-filter", crop_filter])
+    reader = ReadConfig(
+        data_dir="set", split="train", batch_size=1, backend="native", **arguments_of_crops(config)
+    )
+    assert (reader.recipe, reader.crops.filter) == (crops, crop_filter)
 
 
 def test_runs_of_older_versions_continue_with_their_crops() -> None:

@@ -74,6 +74,10 @@ def test_copies_get_no_manifest_if_dataset_changed(
             says("part-copies-2", "one", "1"),
         ),
         (
+            ["x", "--to", "y", "--mode", "full", "--part", "0/2"],
+            says("only-used", ..., "--part 0/2", "--mode partition"),
+        ),
+        (
             ["x", "--to", "y", "--part", "0/2"],
             says("only-used", ..., "--part 0/2", "--mode partition"),
         ),

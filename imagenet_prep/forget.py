@@ -12,12 +12,13 @@ Examples:
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import program, small_files
-from imagenet_prep.core.errors import IncompleteError, UsageError
+from imagenet_prep.core.errors import IncompleteError, UsageError, some
 from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
@@ -88,6 +89,7 @@ def forget(config: ForgetConfig) -> Json:
         "out": config.out,
         "images": [{"image": line, "found": how} for line, how in found.how.items()],
         "places": [trace._asdict() for trace in traces],
+        "not_opened": search.not_opened,
         "problems": [*found.problems, *search.problems],
     }
     job = images.job(dataset, out, found, workers, quiet=config.json)
@@ -138,6 +140,10 @@ def _render(config: ForgetConfig, result: Json) -> str:
         lines.append(f"{place['kind']}: {place['place']}")
         lines.append(f"  {place['content']}")
         lines.append(f"  to do: {place['action']}")
+    by_folder = itertools.groupby(result["not_opened"], key=lambda path: path.rpartition("/")[0])
+    for folder, paths in by_folder:
+        names = [path.rpartition("/")[2] for path in paths]
+        lines.append(f"not opened, may have the image: {folder}/: {some(names)}")
     lines += [f"not searched: {problem}" for problem in result["problems"]]
     lines = [*map(printable, lines)]
     if "manifest" in result:

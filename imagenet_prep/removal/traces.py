@@ -14,6 +14,7 @@ import hashlib
 import html
 import io
 import itertools
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,13 @@ _HEADERS = (find.HEADER, predictions.HEADER)
 _MOST_HEADER_BYTES = 200
 # Folders of `.work` that list images or have their hashes, by the start of their names.
 _LISTS = ("plan", "index", "hashes")
+# Files that pack many images: archives, files of the Hub, of MXNet and of TensorFlow.
+_PACKED = re.compile(
+    r".*(\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|z)|zip|7z|rar|parquet|arrow|rec|tfrecords?)|-\d{5}-of-\d{5})",
+    re.IGNORECASE,
+)
+# The folder of a reader's cache, whose shards are named by their dataset.
+_CACHE = re.compile(r"[0-9a-f]{16}")
 # The format of an export with one file per image.
 _IMAGE_FOLDER = "folder"
 
@@ -177,10 +185,23 @@ class TraceSearch:
     out: str
     holders: list[Holder] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _folders: dict[str, _Folder] = field(default_factory=dict)  # by location
     _datasets: list[Dataset] = field(default_factory=list)  # of these folders
     _searched: list[str] = field(default_factory=list)  # places of which all folders are known
     _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+
+    @property
+    def not_opened(self) -> list[str]:
+        """The archives and other packed files in the searched folders, which are not read."""
+        packed = {*self._packed_sources}
+        for folder in self._folders.values():
+            is_export = any(_is_below(folder.where, place) for place in self._exported)
+            is_cache = _CACHE.fullmatch(folder.where.rpartition("/")[2])
+            if schema.MANIFEST in folder.files or is_export or is_cache:
+                continue
+            packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
+        return sorted(packed)
 
     def run(self) -> list[Trace]:
         """Returns all traces, in the order of their kinds and places."""
@@ -297,8 +318,12 @@ class TraceSearch:
             paths += (path for path in replicas if (path / schema.MANIFEST).is_file())
         digests = {self.dataset.manifest.digest, *self._ancestors}
         for origin in filter(None, map(find_source, sorted(digests))):
-            sources = (Path(origin.root, source.name) for source in self.dataset.manifest.sources)
-            paths += (path for path in sources if path.is_dir())
+            for source in self.dataset.manifest.sources:
+                path = Path(origin.root, source.name)
+                if path.is_dir():
+                    paths.append(path)
+                elif path.is_file() and _PACKED.fullmatch(path.name):
+                    self._packed_sources.add(str(path))
         return [str(path) for path in paths if not self._is_searched(str(path))]
 
     def _is_searched(self, place: str) -> bool:

@@ -165,6 +165,7 @@ class ForgetResult(DatasetResult, total=False):
     Attributes:
       images: for each image its line in a list of keys, and how it was found.
       places: for each place its kind, content and the action to take there.
+      not_opened: the archives in the searched folders; they may have the images.
       problems: one sentence for each place or image that could not be searched.
     """
 
@@ -172,6 +173,7 @@ class ForgetResult(DatasetResult, total=False):
     out: str
     images: list[Json]
     places: list[Json]
+    not_opened: list[str]
     problems: list[str]
 
 

@@ -373,6 +373,32 @@ def test_files_with_equal_bytes_are_found(dataset: Path, tmp_path: Path, searche
     assert kinds(searched(tmp_path / "files")) == {"file": [str(tmp_path / "files/a/anything.bin")]}
 
 
+def test_packed_files_are_named_as_not_opened(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    """Except those of datasets, exports and caches, which are named by their content."""
+    root = tmp_path / "search"
+    packed = ("photos.tar", "a/PHOTOS.TAR.GZ", "a/b.tgz", "z.zip", "hub/train.parquet", "m.rec")
+    packed += ("old/train-00000-of-00002", "c.tar.zst", "d.7z")
+    for name in (*packed, "photos.tar.txt", "tar", "a.md5", "0123456789abcdef/t-00000-of-00001"):
+        write(root / name, b"packed")
+    done("export", dataset, "--to", "webdataset", "--out", root / "exported")
+    found = searched(root)
+    assert found.not_opened == sorted(str(root / name) for name in packed)
+    assert found.problems == []
+
+
+def test_source_archives_in_notes_are_not_opened(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    done("export", dataset, "--to", "webdataset", "--out", tmp_path / "source")
+    (tmp_path / "source/export.json").unlink()
+    done("prepare", tmp_path / "source", tmp_path / "packed", "--splits", "train")
+    archives = sorted(map(str, (tmp_path / "source").glob("*.tar")))
+    assert archives
+    assert searched(newest=tmp_path / "packed").not_opened == archives
+
+
 def test_unfinished_and_untabled_outputs_are_problems(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.core.strict_json import Json
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import formats, schema
 from imagenet_prep.dataset.settings import Config, DatasetSettings, recognised
 
 SCHEMA_VERSION = 1
@@ -195,6 +195,27 @@ class Manifest:
     def evaluates(self) -> bool:
         """Whether this is an evaluation set, such as ImageNetV2."""
         return schema.TEST in self.splits
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """The number of files not read, by extension; a folder that has grown counts once.
+
+        `amend --add` counts all such files of the folder. The folder of an earlier source has the
+        same name, and at least as many files of each extension.
+        """
+        by_folder: dict[str, list[dict[str, int]]] = {}
+        for source in self.sources:
+            folder = source.name
+            if folder.startswith(schema.ADDED):
+                _, _, folder = folder.partition("/")
+            counts = by_folder.setdefault(folder, [])
+            last = counts[-1] if counts else {}
+            has_grown = all(source.ignored.get(name, 0) >= n for name, n in last.items())
+            if counts and has_grown and source.name != folder:
+                counts[-1] = source.ignored
+            else:
+                counts.append(source.ignored)
+        return formats.together(itertools.chain.from_iterable(by_folder.values()))
 
     @property
     def has_samples(self) -> bool:

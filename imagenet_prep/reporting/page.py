@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import human_bytes
-from imagenet_prep.dataset import formats, keys, record_files, schema
+from imagenet_prep.dataset import keys, record_files, schema
 from imagenet_prep.dataset.member import REPAIRED
 from imagenet_prep.reporting import plots
 from imagenet_prep.reporting.facts import DatasetFacts
@@ -61,7 +61,7 @@ def report(
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         is_read=level != schema.LEVEL_MANIFEST,
         fewer_classes=[(s, n) for s, n in counts.items() if n < manifest.classes.count],
-        ignored=formats.together(source.ignored for source in manifest.sources),
+        ignored=manifest.ignored,
         has_wnids=all(keys.WNID.fullmatch(wnid) for wnid, _ in facts.classes),
         tiles=tiles,
         num_classes=len(classes),

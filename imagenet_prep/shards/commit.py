@@ -60,7 +60,7 @@ def of_set(path: str, dataset: Dataset) -> Json:
         "repaired": manifest.repaired,
         "quarantined": manifest.quarantined,
         "excluded": dataset_store.num_excluded(dataset.store, manifest),
-        "ignored": formats.together(source.ignored for source in manifest.sources),
+        "ignored": manifest.ignored,
         **({"amendments": strict_json.loads(strict_json.dumps(steps))} if steps else {}),
     }
 

@@ -121,6 +121,23 @@ def test_tables_and_roots_are_present_together(shard: dict[str, Any], root: dict
         manifest.loads(signed(content), "here")
 
 
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (("added-1/photos", {".cr2": 2, ".txt": 2}), {".cr2": 2, ".txt": 2}),
+        (("added-1/new", {".cr2": 2, ".txt": 2}), {".cr2": 4, ".txt": 3}),
+        (("added-1/photos", {".txt": 1}), {".cr2": 2, ".txt": 2}),
+    ],
+    ids=["grown folder", "other folder", "folder of the same name"],
+)
+def test_ignored_files_of_grown_folder_count_once(
+    second: tuple[str, dict[str, int]], expected: dict[str, int]
+) -> None:
+    folders = [("photos", {".cr2": 2, ".txt": 1}), second]
+    sources = [ManifestSource(name, 1, None, 1, ignored) for name, ignored in folders]
+    assert dataclasses.replace(SMALL, sources=sources).ignored == expected
+
+
 def test_equal_content_gives_equal_bytes_and_digest() -> None:
     again = dataclasses.replace(SMALL, config=dict(reversed(SMALL.config.items())))
 

@@ -241,6 +241,7 @@ def test_grown_folder_adds_images_and_keeps_the_holdout(
     num_held_out = sum(split != "train" for split, _ in before)
     assert counts == preview | {"stored": 10, "quarantined": 0}
     assert counts["ignored"] == {".txt": 1, ".mov": 1}
+    assert done("show", tmp_path / "new", "--json").json["ignored"] == counts["ignored"]
     assert (counts["new"], counts["held_out"]) == (10, num_held_out + 1)
     assert (
         counts["known"] == 20 - num_held_out + 1

@@ -98,6 +98,14 @@ class ClassList:
             )
         return sorted(indices)
 
+    def advice(self, name: str) -> str:
+        """Returns the first WNIDs and, for a name that is not one, the WNID that may be meant."""
+        advice = f"The classes are {some(self.wnids)}."
+        matches = self._matching(name)
+        if len(matches) == 1:
+            return f"{advice} Did you mean {self.wnids[matches[0]]}?"
+        return advice + meant_by(name, self.wnids)
+
     def _matching(self, name: str) -> list[int]:
         # The id of a class may be a number, so try ids before indices.
         if name in self.index:

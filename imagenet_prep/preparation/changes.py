@@ -18,7 +18,7 @@ from typing import NamedTuple
 from imagenet_prep import engine
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import example, keys, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList, Lookup
@@ -124,7 +124,7 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
     numbered: dict[str, int] = {}
     class_of: dict[int, int] = {}
     repeated: list[int] = []
-    absent: list[int] = []
+    absent: dict[int, str] = {}
     try:
         if next(rows, None) != _HEADER:
             raise UsageError(f"{path}: line 1: expected the header {','.join(_HEADER)}")
@@ -137,12 +137,17 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
                 repeated.append(rows.line_num)
             index = _index_of(name, classes)
             if index is None:
-                absent.append(rows.line_num)
+                absent[rows.line_num] = name
             else:
                 class_of[number] = index
     except csv.Error as error:
         raise UsageError(f"{path}: line {rows.line_num}: {error}") from None
-    _refuse(path, absent, f"a class that is not among the dataset's {len(classes.wnids):,} classes")
+    problem = f"a class that is not among the dataset's {len(classes.wnids):,} classes"
+    advice = ""
+    if absent:
+        name = absent[min(absent)]
+        advice = printable(f": {name}. {classes.advice(name)}")
+    _refuse(path, absent, problem, advice)
     if not numbered:
         raise UsageError(f"{path}: no key after the header")
     digest = strict_json.digest(sorted([key, class_of[number]] for key, number in numbered.items()))
@@ -257,11 +262,11 @@ def _lines_by_key(lookup: Lookup | None, split: str, keys: Collection[str]) -> d
     return {key: line for key, line in zip(keys, lines, strict=True) if line}
 
 
-def _refuse(path: str, lines: Collection[int], problem: str) -> None:
+def _refuse(path: str, lines: Collection[int], problem: str, more: str = ".") -> None:
     """Raises UsageError if `lines` is not empty. The message has a line number but no key."""
     if lines:
         count = counted(len(lines), "line")
-        raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")
+        raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}{more}")
 
 
 @dataclass(frozen=True)

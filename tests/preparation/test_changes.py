@@ -233,6 +233,28 @@ def test_invalid_list_of_classes_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("Flowers & Gärten", "Flowers_&_Gärten"),
+        ("flowers_&_ga\u0308rten", "Flowers_&_Gärten"),
+        ("tench", "n01440764"),
+        ("n0144076", "n01440764"),
+        ("nothing like it", None),
+    ],
+)
+def test_unknown_class_of_list_gets_its_spelling(
+    tmp_path: Path, name: str, right: str | None
+) -> None:
+    (tmp_path / "list").write_text(f"key,class\na,n01440764\nb,{name}\nc,{name}\n")
+    classes = ClassList(("Flowers_&_Gärten", "n01440764"), ("Flowers", "tench, Tinca tinca"))
+    with pytest.raises(UsageError, match=says("first-line", "list", "2 lines")) as refused:
+        read_relabels(str(tmp_path / "list"), classes)
+    message = str(refused.value)
+    assert f"line 3: {name}. The classes are Flowers_&_Gärten, n01440764." in message
+    assert message.endswith(f" Did you mean {right}?" if right else "n01440764.")
+
+
+@pytest.mark.parametrize(
     ("path", "complaint"),
     [
         ("val/a/1.JPEG", says("add-split-dataset-lacks", ..., "validation")),

@@ -161,7 +161,19 @@ def test_documented_network_trains_and_scores_the_holdout(
         if float(row["p1"]) - float(row["p2"]) > 0.05:
             assert printed == names[int(row["top1"])].split()[0]
     assert page.code == 0, page
-    assert "mistake" in (walk.out / "report.html").read_text("utf-8").lower()
+    html = (walk.out / "report.html").read_text("utf-8").lower()
+    assert "mistake" in html
+    assert "not read" not in html
+
+
+def test_the_pages_report_has_the_result_of_verify(walk: Walk) -> None:
+    """Without a level, the report says that nothing was read, a minute after `verify` read all."""
+    (report,) = (words for words in COMMANDS if words[0] == "report")
+    (verify,) = (words for words in COMMANDS if words[0] == "verify")
+    level = report.index("--level")
+    assert report[level : level + 2] == verify[-2:] == ["--level", "decode"]
+    assert command.run(*report[: level + 2], cwd=walk.home).code == 0
+    assert "Not read" not in (walk.out / "report.html").read_text("utf-8")
 
 
 def test_photographs_page_needs_six_commands() -> None:

@@ -4,6 +4,7 @@ imagenet-prep export RUN --format torch --out tiny.safetensors
 python examples/tiny.py tiny.safetensors PHOTOGRAPH...    # prints a class index per photograph
 """
 
+import contextlib
 import sys
 
 import torch
@@ -42,6 +43,10 @@ def main(file: str, photographs: list[str]) -> None:
     """Prints the class index that the network predicts for each photograph."""
     from safetensors import safe_open
 
+    with contextlib.suppress(ImportError):
+        import pillow_heif  # opens HEIC
+
+        pillow_heif.register_heif_opener()
     with safe_open(file, "pt") as weights:
         notes = weights.metadata()
         state = {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from PIL import Image
 
 from imagenet_prep import train
 from imagenet_prep.read import make_dataset
@@ -150,7 +152,8 @@ def test_documented_network_trains_and_scores_the_holdout(
     assert said.keys() == held.keys()
     right = [row["class_index"] == row["top1"] for row in said.values()]
     assert sum(right) / len(right) == pytest.approx(second["top1"], abs=1e-4)
-    # The page classifies a photograph as the evaluation did.
+    # The page classifies a photograph as the evaluation did. Its opener would serve other tests.
+    monkeypatch.setattr("pillow_heif.register_heif_opener", lambda: None)
     code = PAGE.split("```python\n")[1].partition("```")[0]
     names = (walk.out / "labels.txt").read_text("utf-8").splitlines()
     for row in list(said.values())[:5]:
@@ -164,6 +167,20 @@ def test_documented_network_trains_and_scores_the_holdout(
     html = (walk.out / "report.html").read_text("utf-8").lower()
     assert "mistake" in html
     assert "not read" not in html
+
+
+@pytest.mark.extras
+def test_the_pages_classifier_opens_heic(tmp_path: Path) -> None:
+    """In a process of its own, because an opener is registered for all code of a process."""
+    pillow_heif = importlib.import_module("pillow_heif")
+    pixels = Image.new("RGB", (96, 64), (200, 30, 30))
+    pillow_heif.from_pillow(pixels).save(tmp_path / "photo.jpg", quality=90)
+    code = PAGE.split("```python\n")[1].partition("```")[0]
+    network = ("keras", "model", "labels", "classes", "probabilities")
+    lines = [line for line in code.splitlines() if not any(word in line for word in network)]
+    program = "\n".join([*lines, "print(crop.size, crop.getpixel((0, 0))[0] > 190)"])
+    result = command.run(program=("-c", program), cwd=tmp_path)
+    assert (result.code, result.out) == (0, "(64, 64) True\n"), result
 
 
 def test_the_pages_report_has_the_result_of_verify(walk: Walk) -> None:

@@ -78,6 +78,17 @@ def test_top1_of_a_page_is_exact(colours: Path, page: str, predict: Any, expecte
         assert steps == [*[8] * (NUM_TRAIN // 8), 1, *[8] * (NUM_TRAIN // 8), 2]
 
 
+def test_look_at_a_batch_begins_the_epoch(colours: Path) -> None:
+    """As the pages say; a look at a batch of a second reader changes nothing."""
+    train = make_dataset(colours, "train", 8, 16, world=World())
+    next(iter(make_dataset(colours, "train", 8, 16, world=World())))
+    next(iter(train))
+    assert (train.epoch, sum(1 for _ in train)) == (0, len(train) - 1)
+    assert (train.epoch, sum(1 for _ in train)) == (1, len(train))
+    for page in ("docs/pytorch.md", "docs/reading.md"):
+        assert "begins an epoch" in (REPOSITORY / page).read_text("utf-8")
+
+
 def test_documented_sums_over_ranks_equal_one_process(colours: Path) -> None:
     code = block_with("docs/reading.md", LOOPS["docs/reading.md"])
     right = seen = 0

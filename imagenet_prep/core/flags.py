@@ -180,6 +180,12 @@ class Parser(argparse.ArgumentParser):
 
 def meant_by(word: str, known: Iterable[str]) -> str:
     """Returns " Did you mean --short-side?" for --shortside; "" if no known word is similar."""
+    near = nearest(word, known)
+    return f" Did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Returns the known word that is most similar to a word, or None."""
     import difflib  # imported here: it takes longer than everything else for --help
 
     known = list(known)
@@ -187,7 +193,7 @@ def meant_by(word: str, known: Iterable[str]) -> str:
     near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     # Also compare the word with the beginnings of the known words.
     near = near or [name for name in known if len(word) > 3 and name.startswith(word)][:1]
-    return f" Did you mean {near[0]}?" if near else ""
+    return near[0] if near else None
 
 
 Config = TypeVar("Config")

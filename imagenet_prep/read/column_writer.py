@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 import numpy as np
 
 from imagenet_prep.core import small_files, strict_json
+from imagenet_prep.core.arguments import checked
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.world import World, this_process
@@ -62,6 +63,7 @@ class ColumnWriter:
       (8, 3)
     """
 
+    @checked
     def __init__(
         self,
         data_dir: str | os.PathLike[str],

@@ -7,21 +7,54 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec
 
+from imagenet_prep.core import arguments
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.reader import Reader, open_reader
 
 _Arguments = ParamSpec("_Arguments")
+
+_WORKERS = (
+    "num_threads= sets the threads of this process that decode. For worker processes, pass the "
+    "reader to a DataLoader: docs/pytorch.md, With a DataLoader's workers"
+)
+_TRANSFORMS = (
+    "Apply transforms to the images of a batch: docs/pytorch.md, Your transforms. recipe=, area= "
+    "and mirror= choose the crops"
+)
+_ORDER = "The reader chooses the order and divides it among the ranks: seed=, weights= and world="
+# Arguments of PyTorch's DataLoader and of datasets of other libraries.
+_ELSEWHERE = {
+    "shuffle": "training=True shuffles and crops at random; training=False does neither",
+    "num_workers": _WORKERS,
+    "workers": _WORKERS,
+    "persistent_workers": _WORKERS,
+    "prefetch_factor": _WORKERS,
+    "transform": _TRANSFORMS,
+    "transforms": _TRANSFORMS,
+    "collate_fn": _TRANSFORMS,
+    "drop_last": "Training drops the last step if it is not full, and evaluation pads it: see mask "
+    "in docs/reading.md, Evaluation",
+    "sampler": _ORDER,
+    "batch_sampler": _ORDER,
+    "rank": _ORDER,
+    "pin_memory": "out= is a function that returns memory for images, which may be pinned",
+    "root": "Did you mean data_dir?",
+    "path": "Did you mean data_dir?",
+    "size": "Did you mean image_size? sizes= changes the size from epoch to epoch",
+}
 
 
 def _taking(
     config: Callable[_Arguments, ReadConfig],
 ) -> Callable[[Callable[[ReadConfig], Reader]], Callable[_Arguments, Reader]]:
     """Decorates a function of a config: it takes the arguments that make the config instead."""
-    parameters = [*inspect.signature(config).parameters.values()]
+    signature = inspect.signature(config)
+    parameters = [*signature.parameters.values()]
 
     def decorate(function: Callable[[ReadConfig], Reader]) -> Callable[_Arguments, Reader]:
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Reader:
+            arguments.require(function.__name__, signature, args, kwargs, _ELSEWHERE)
             return function(config(*args, **kwargs))
 
         call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

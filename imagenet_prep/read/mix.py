@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from imagenet_prep.core.arguments import checked
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.read.backend import CONVERTERS, Backend, open_backend
@@ -347,6 +348,7 @@ _POSITION = ("epoch", "examples_read")
 _EQUAL = ("batch_size", "fields", "framework", "dtype", "layout", "as_tuple", "colour")
 
 
+@checked
 def make_mix(
     parts: Mapping[str, Reader],
     weights: Mapping[str, float] | None = None,
@@ -382,6 +384,7 @@ def make_mix(
     return Mix(parts, weights, seed)
 
 
+@checked
 def make_buckets(
     data_dir: str | os.PathLike[str],
     split: str,

@@ -29,7 +29,7 @@ from imagenet_prep import forget as _forget
 from imagenet_prep import replicate as _replicate
 from imagenet_prep import resize as _resize
 from imagenet_prep import verify as _verify
-from imagenet_prep.core import program
+from imagenet_prep.core import arguments, program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Settings
 from imagenet_prep.core.strict_json import Json
@@ -221,9 +221,11 @@ def _function(
     judge: Callable[[_Config, Json], None] | None = None,
 ) -> Callable[_Flags, _Result]:
     """Returns the public function of a verb; its arguments are the fields of the config."""
+    signature = inspect.signature(config)
 
     def call(*args: _Flags.args, **kwargs: _Flags.kwargs) -> _Result:
         program.require_utf8()
+        arguments.require(act.__name__, signature, args, kwargs)
         positional = [_plain(value) for value in args]
         by_name = {name: _plain(value) for name, value in kwargs.items()}
         try:
@@ -244,8 +246,8 @@ def _function(
     described = "\n".join(_described(config))
     shown = textwrap.indent(textwrap.dedent(example).strip(), "  ")
     call.__doc__ = f"{summary}\n\nArguments::\n\n{described}\n\nExample:\n{shown}\n"
-    arguments = [*inspect.signature(config).parameters.values()]
-    vars(call)["__signature__"] = inspect.Signature(arguments, return_annotation=result_type)
+    parameters = [*signature.parameters.values()]
+    vars(call)["__signature__"] = inspect.Signature(parameters, return_annotation=result_type)
     return call
 
 

@@ -76,11 +76,13 @@ def test_documented_loops_measure_exact_top1_on_any_ranks(
 def test_documented_loop_over_tuples_counts_no_padding(
     pytorch: Path, colours: Path, tmp_path: Path
 ) -> None:
-    (code,) = (block for block in blocks_of_page() if "(labels >= 0)" in block)
+    (code,) = (block for block in blocks_of_page() if "torch.ge(labels, 0)" in block)
     code = code.replace('"/data/imagenet-480"', "DATA")
 
     assert measured(pytorch, code, colours, tmp_path) == TOP1
-    wrong = code.replace("(labels >= 0).sum()", "labels.size(0)").replace("right / total", "0")
+    wrong = code.replace("torch.ge(labels, 0).sum()", "labels.size(0)").replace(
+        "right / total", "0"
+    )
     found = measured(pytorch, wrong, colours, tmp_path)
     assert found["right"] == [NUM_VALIDATION, NUM_PADDED, 0.0]
 

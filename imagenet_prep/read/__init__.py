@@ -1,4 +1,4 @@
-"""Reads a prepared dataset for training. In each epoch, the ranks together read each example once.
+"""Reads a prepared dataset for training. In each epoch, no two ranks read the same example.
 
 For example::
 

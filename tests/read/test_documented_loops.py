@@ -28,6 +28,10 @@ def block_with(page: str, text: str) -> str:
     return str(found)
 
 
+def words_of(page: str) -> str:
+    return " ".join((REPOSITORY / page).read_text("utf-8").split())
+
+
 def constant(images: Any) -> Any:
     return np.full(len(images), CONSTANT)
 
@@ -86,7 +90,18 @@ def test_look_at_a_batch_begins_the_epoch(colours: Path) -> None:
     assert (train.epoch, sum(1 for _ in train)) == (0, len(train) - 1)
     assert (train.epoch, sum(1 for _ in train)) == (1, len(train))
     for page in ("docs/pytorch.md", "docs/reading.md"):
-        assert "begins an epoch" in (REPOSITORY / page).read_text("utf-8")
+        assert "begins an epoch" in words_of(page)
+
+
+def test_epochs_drop_different_examples_as_the_readme_says(colours: Path) -> None:
+    train = make_dataset(colours, "train", 7, 16, world=World(), fields=("number",))
+    epochs = []
+    for _ in range(3):
+        epochs.append({int(number) for batch in train for number in batch["number"]})
+        assert len(epochs[-1]) == len(train) * 7 == NUM_TRAIN - train.dropped_per_epoch
+    dropped = [{*range(NUM_TRAIN)} - epoch for epoch in epochs]
+    assert len({frozenset(numbers) for numbers in dropped}) > 1
+    assert "except those that do not fill the last step" in words_of("README.md")
 
 
 def test_documented_sums_over_ranks_equal_one_process(colours: Path) -> None:

@@ -14,6 +14,7 @@ from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import printable
 from imagenet_prep.storage import connection
 from imagenet_prep.storage.connection import (
     Connection,
@@ -108,6 +109,46 @@ def _loader(data_path: str | None) -> Any:
     return botocore.loaders.create_loader(data_path)
 
 
+# What boto3 lacks, by the name of its error. Texts of boto3 may contain parts of files.
+_LACKS = {
+    "NoCredentialsError": "no credentials were found. Set AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws, or give the machine a role.",
+    "PartialCredentialsError": "only one half of the credentials was found. Set both "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    "ProfileNotFound": "~/.aws has no such profile. Set AWS_PROFILE to a profile in ~/.aws/config, "
+    "or remove this variable.",
+    "ConfigParseError": "~/.aws/config or ~/.aws/credentials is not valid. Correct this file.",
+    "NoRegionError": "no region is set. Set AWS_DEFAULT_REGION.",
+    "InvalidRegionError": "the name of the region is not valid. Correct AWS_DEFAULT_REGION.",
+    "UnauthorizedSSOTokenError": "the login has expired. Run aws sso login.",
+    "SSOTokenLoadError": "there is no login. Run aws sso login.",
+    "TokenRetrievalError": "the login has expired. Run aws sso login.",
+    "CredentialRetrievalError": "the program or service that gives the credentials has failed. "
+    "Check credential_process and the role in ~/.aws/config.",
+}
+
+
+def _lack(error: Exception) -> str:
+    """Returns the cause and remedy of an error of boto3's configuration."""
+    known = (_LACKS.get(each.__name__) for each in type(error).__mro__)
+    unknown = (
+        f"boto3 reports {type(error).__name__}. Check AWS_ENDPOINT_URL and the credentials (AWS_… "
+        "variables, ~/.aws or the machine's role)."
+    )
+    return next(filter(None, known), unknown)
+
+
+def _bad_endpoint() -> str:
+    """Returns the reason why a client cannot be made if boto3 only raises ValueError."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    name, url = next(((n, os.environ[n]) for n in names if n in os.environ), ("", ""))
+    shown = f"{name}={printable(url)}" if name and "@" not in url else "the endpoint"
+    return (
+        f"{shown} is not an address. Set AWS_ENDPOINT_URL, or endpoint_url in ~/.aws/config, to "
+        "http://HOST:PORT or https://HOST."
+    )
+
+
 def checks_by_reading() -> bool:
     """Returns whether to read objects back, because the server stores no checksums."""
     return os.environ.get(CHECK_BY_READING, "0") not in ("", "0")
@@ -149,10 +190,10 @@ class S3:
             data_path = self._session.get_config_variable("data_path")
             self._session.register_component("data_loader", _loader(data_path))
             self._client = self._session.create_client("s3", config=settings)
-        except (self._errors.BotoCoreError, ValueError) as error:
-            raise UsageError(
-                f"{base}: {type(error).__name__}. Check the AWS_… variables and ~/.aws."
-            ) from None
+        except self._errors.BotoCoreError as error:
+            raise UsageError(f"{base}: {_lack(error)}") from None
+        except ValueError:
+            raise UsageError(f"{base}: {_bad_endpoint()}") from None
         self.server = server_at(public(self._client.meta.endpoint_url))
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
         kinds.update({scheme: connection.steady_pool(kind) for scheme, kind in kinds.items()})
@@ -322,10 +363,7 @@ class S3:
         ) as error:
             raise failure(self.where(name), error, "AWS_CA_BUNDLE", self.server) from None
         except self._errors.BotoCoreError as error:
-            raise StoreError(
-                f"{self.where(name)}: {type(error).__name__}. Check AWS_ENDPOINT_URL and the "
-                "credentials (AWS_… variables, ~/.aws or the machine's role)."
-            ) from None
+            raise StoreError(f"{self.where(name)}: {_lack(error)}") from None
         except (KeyError, ValueError) as error:
             # boto3 does not translate errors about missing fields or invalid numbers and dates.
             raise StoreError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.extras
 STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"
 UNKNOWN = "Look up this answer to GetObject in the server's documentation"
+MALFORMED = says("not-address-set-aws_endpoint_url-endpoint_url")
 
 
 def test_missing_boto3_is_refused_with_the_install_command(installed: Installed) -> None:
@@ -30,6 +33,41 @@ def test_missing_boto3_is_refused_with_the_install_command(installed: Installed)
 
     with pytest.raises(UsageError, match=says("pip-install-imagenet-prep", "s3")):
         S3("s3://bucket", 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lacks"),
+    [
+        ({}, says("no-credentials-found-set-aws_access_key_id")),
+        ({"AWS_ACCESS_KEY_ID": "a"}, says("only-one-half-credentials-found")),
+        ({"AWS_PROFILE": "nobody"}, says("aws-no-such-profile-set")),
+        (
+            {"AWS_ENDPOINT_URL": "127.0.0.1:8333"},
+            MALFORMED,
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "http:/127.0.0.1"},
+            MALFORMED,
+        ),
+        (
+            {"AWS_ENDPOINT_URL": "u:secret@h:1"},
+            MALFORMED,
+        ),
+        ({"AWS_ENDPOINT_URL_S3": "s3.local"}, r"AWS_ENDPOINT_URL_S3=s3\.local "),
+    ],
+)
+def test_missing_settings_are_named_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, str], lacks: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    usual = {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    for name, value in (usual | {"AWS_ENDPOINT_URL": "http://127.0.0.1:1"} | settings).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises((UsageError, StoreError), match=lacks) as refused:
+        S3("s3://bucket", 1, 1.0).stat("x")
+    assert not re.search(r"[a-z]Error|NotFound", str(refused.value))
+    assert "secret@" not in str(refused.value)
 
 
 def test_ranges_use_the_certificate_authorities_of_boto3(

@@ -102,6 +102,12 @@ def open_column(dataset: Dataset, name: str, split: str = "") -> Column:
             f"{where}: the column is not complete yet. Rerun the script that writes it: only the "
             "missing rows are computed."
         )
+    if stored and stored.splits and split not in stored.splits:
+        covered = ",".join(stored.splits)
+        raise UsageError(
+            f"{where}: the column has no rows for {split}. Read or export only {covered} (export "
+            f"--split {covered}), or write the rows of {split} too."
+        )
     if stored:
         raise UsageError(
             f"{where}: the column has no rows for the records of {some(lacking)}: it was made for "

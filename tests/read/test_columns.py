@@ -193,7 +193,11 @@ def a_link(root: Path) -> None:
         ),
         (of_other_records, UsageError, says("column-no-rows-records-made", ..., "train-00000")),
         (of_other_shards, UsageError, says("column-no-rows-records-made", ..., "train-00004")),
-        (of_a_different_split, UsageError, says("column-no-rows-records-made", ..., "train-00000")),
+        (
+            of_a_different_split,
+            UsageError,
+            says("column-no-rows-read-export", ..., "train", "validation"),
+        ),
         (unknown, UsageError, says("no-such-column-columns-dataset", ..., "none")),
         (unfinished, IncompleteError, says("column-not-complete-yet-rerun")),
         (edited, DataDamagedError, says("digest-not-match-content")),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from imagenet_prep.dataset import column
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.columns import make_column
@@ -81,6 +82,20 @@ def test_formats_without_columns_say_so(dataset: Path, tmp_path: Path) -> None:
     refused = export(dataset, tmp_path / "other", "folder", "--columns", "latents")
     assert refused.code == 2
     assert "--columns" in refused.err
+
+
+def test_column_of_one_split_names_its_flag(dataset: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(dataset, tmp_path / "set"))
+    record = root / "columns/latents/column.json"
+    stored = column.loads(record.read_bytes(), str(record), "latents")
+    only = stored.begun().with_files("validation", stored.splits["validation"])
+    record.write_bytes(only.dumps())
+    words = ("export", root, "--to", "webdataset", "--columns", "latents", "--out", tmp_path / "a")
+    refused = command.run(*words)
+    assert refused.code == 2, refused
+    flag = ("--split", "validation")
+    assert " ".join(flag) in refused.err
+    assert command.run(*words, *flag).code == 0
 
 
 def test_damaged_and_absent_columns_are_refused(dataset: Path, tmp_path: Path) -> None:

@@ -6,19 +6,23 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ShardProblems
-from imagenet_prep.matching import pictures
-from imagenet_prep.matching.pictures import ShardPiece
+from imagenet_prep.engine import Workers
+from imagenet_prep.matching import pictures, search
+from imagenet_prep.matching.pictures import ShardPiece, SourcePiece
+from imagenet_prep.sources.source import StoredSource
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.faults import flip_bit
+from tests.kit.forms import find
 from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, write_dataset
+from tests.kit.tfrecords import picture, plain, scene, wnid, write_dataset
 
 NAME = "train-00000-of-00001"
 IMAGES = [plain(number) for number in range(3)]
@@ -71,6 +75,36 @@ def test_damaged_record_is_named_with_its_place(piece: ShardPiece) -> None:
     assert piece.read(2) == IMAGES[2]
     with pytest.raises(DataDamagedError, match=says("record-byte-3", NAME, "1", ..., "data CRC")):
         piece.read(1)
+
+
+def test_rows_after_damaged_record_keep_their_numbers(piece: ShardPiece, tmp_path: Path) -> None:
+    flip_bit(path_of(piece), os.path.getsize(path_of(piece)) // 2)
+    kept = LocalStore(tmp_path / "kept")
+    [_] = pictures.hash_all(kept, [piece], Workers(1, "threads"), quiet=True)
+    [path] = pictures.rows_of(kept, [piece], tmp_path)
+    stored = np.fromfile(path, search.ROW)
+    missing = bytes(search.ROW.itemsize)
+    expected = [search.of(IMAGES[0]), missing, search.of(IMAGES[2])]
+    assert [row.tobytes() for row in stored] == expected
+
+
+def source_keys(root: Path, kept: LocalStore) -> list[str]:
+    """Hashes the first class of a source, and returns the keys of its table."""
+    source, _ = find(root, ("train",))
+    assert isinstance(source, StoredSource)
+    piece = SourcePiece(source, source.index_tasks("train")[0], kept)
+    assert pictures.hash_all(kept, [piece], Workers(1, "threads"), quiet=True) == []
+    return [Path(sample.key).name for sample in piece.samples()]
+
+
+def test_changed_source_is_hashed_again(tmp_path: Path) -> None:
+    folder = tmp_path / "source" / "train" / wnid(0)
+    folder.mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(scene(0))
+    kept = LocalStore(tmp_path / "kept")
+    assert source_keys(tmp_path / "source", kept) == ["a.jpg"]
+    (folder / "b.jpg").write_bytes(scene(1))
+    assert source_keys(tmp_path / "source", kept) == ["a.jpg", "b.jpg"]
 
 
 @pytest.mark.parametrize("lines", [2, 4])

@@ -124,11 +124,12 @@ def black(num: int, dtype: type = np.uint8) -> np.ndarray[Any, Any]:
         pickled(black(1), [0], [b"a", b"b"]),
         pickled(black(1), [0, 1], [b"a", b"b"]),
         pickled(black(2), [0], [b"a"]),
+        pickled(np.asfortranarray(black(2)), [0, 1], [b"a", b"b"]),
         pickled(black(1), [10], [b"a"]),
         pickled(black(1), [-1], [b"a"]),
         pickled(black(1), [0], [3]),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_invalid_batch_is_refused(root: Path, content: bytes) -> None:
     batch(root).write_bytes(content)

@@ -303,6 +303,14 @@ def test_each_damaged_record_is_reported_and_others_read(tmp_path: Path) -> None
         list(entries(store, shard))
 
 
+def test_shard_without_records_is_damaged(tmp_path: Path) -> None:
+    """A shard is empty if its download stopped before the first byte."""
+    store = LocalStore(make(tmp_path, SHARD))
+    [shard] = shard_files.find(store).splits["train"]
+    with pytest.raises(DataDamagedError, match=says("holds-no-record", SHARD)):
+        list(entries(store, shard))
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_entry_or_damage(payload: bytes) -> None:
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ShardProblems
 from imagenet_prep.engine import Workers
@@ -86,6 +86,14 @@ def test_rows_after_damaged_record_keep_their_numbers(piece: ShardPiece, tmp_pat
     missing = bytes(search.ROW.itemsize)
     expected = [search.of(IMAGES[0]), missing, search.of(IMAGES[2])]
     assert [row.tobytes() for row in stored] == expected
+
+
+def test_dataset_being_written_is_refused(piece: ShardPiece, tmp_path: Path) -> None:
+    root = path_of(piece).parent
+    out = LocalStore(tmp_path / "out")
+    assert pictures.store_of_rows(str(root), out) is not out
+    with LocalStore(root).lock(), pytest.raises(BusyError):
+        pictures.store_of_rows(str(root), out)
 
 
 def source_keys(root: Path, kept: LocalStore) -> list[str]:

@@ -285,10 +285,11 @@ def test_wrong_sample_in_a_tar_is_named(tmp_path: Path, name: str) -> None:
     refused(tmp_path, said)
 
 
-def test_label_beyond_the_list_is_refused(tmp_path: Path) -> None:
-    wds(tmp_path, sample("a", 2))
+@pytest.mark.parametrize("label", [2, -1])
+def test_label_beyond_the_list_is_refused(tmp_path: Path, label: int) -> None:
+    wds(tmp_path, sample("a", label))
     write(tmp_path / "labels.txt", b"cat\ndog\n")
-    refused(tmp_path, r"train-0000\.tar: byte 1,\d+: 'a\.jpg': label 2, expected 0 to 1")
+    refused(tmp_path, rf"train-0000\.tar: byte 1,\d+: 'a\.jpg': label {label}, expected 0 to 1")
 
 
 @pytest.mark.parametrize(("label", "name"), [(1, "cat"), (0, "dog")])

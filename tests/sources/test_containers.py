@@ -6,11 +6,13 @@ import bz2
 import gzip
 import lzma
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import containers
 from tests.kit.hostile import archives
 from tests.kit.messages import says
@@ -80,3 +82,23 @@ def test_damaged_xz_is_an_error(damage: Callable[[bytes], bytes], tmp_path: Path
         pytest.raises(containers.UNPACKING_ERRORS),
     ):
         stream.read()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_larger_file_is_refused_not_cut(is_packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "labels").write_bytes(b"12345")
+    if is_packed:
+        with tarfile.open(tmp_path / "archive", "w") as archive:
+            archive.add(path / "labels", "folder/labels")
+        path = tmp_path / "archive"
+
+    def read(most: int) -> list[bytes]:
+        return containers.small_files(
+            path, ["labels"], max_bytes=most, max_unpacked_bytes=1 << 20, advice="Get it again."
+        )
+
+    assert read(5) == [b"12345"]
+    with pytest.raises(SourceError, match=says("more-bytes-3", path, "labels", "4")):
+        read(4)

@@ -201,6 +201,14 @@ def test_epoch_contains_every_example_once(
     assert numbers.tolist() == order.epoch(epoch).tolist()
 
 
+def test_weighted_epochs_have_equal_numbers_of_examples() -> None:
+    """The weights add up to 1.5, which is rounded to 2."""
+    appearances = Appearances((0.5, 1.0), np.array([0, 1]))
+    order = Order((2,), 5, appearances=appearances)
+    assert order.num_examples == 2
+    assert [len(order.epoch(epoch)) for epoch in range(20)] == [2] * 20
+
+
 @given(shards, st.integers(0, M64), st.integers(1, 30), st.integers(0, 5))
 def test_window_reads_its_shards_before_the_next_ones(
     counts: list[int], seed: int, window: int, epoch: int

@@ -290,6 +290,23 @@ def test_split_word_must_be_a_complete_word(name: str, split: str | None) -> Non
     assert layout.split_in_name(name) == split
 
 
+@pytest.mark.parametrize(
+    ("name", "edition"),
+    [
+        ("ImageNet-A", "imagenet-a"),
+        ("imagenet-r.tar", "imagenet-r"),
+        ("imagenetv2-top-images-format-val", "imagenetv2-top-images"),
+        ("sketch", "imagenet-sketch"),
+        ("imagenet-augmented", None),
+        ("imagenet-r2", None),
+        ("sketches", None),
+    ],
+)
+def test_edition_name_must_be_a_complete_word(name: str, edition: str | None) -> None:
+    called = layout.edition_called(name)
+    assert (called.name if called else None) == edition
+
+
 def examples(heading: str) -> list[list[str]]:
     """Returns the rows of the table of `layout` with this second column."""
     tables = [table.splitlines() for table in str(layout.__doc__).split("\n\n")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import runpy
 import sys
 import types
@@ -322,3 +323,22 @@ def test_allowed_flags_reach_the_command(
     monkeypatch.setenv("IMAGENET_PREP_AIRFLOW_ALLOW_BEAM", "1")
     given = dag.run("prepare", prepare_flags=["--seed", "3", "--", "--runner", "x", "--", "y"])
     assert given[-6:] == ("--seed=3", "--", "--runner", "x", "--", "y")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "replicas", "is_made"), [(1, 1, False), (3, 1, True), (1, 3, True)]
+)
+def test_report_is_made_after_every_change(
+    dag: Dag, tmp_path: Path, dataset: int, replicas: int, is_made: bool
+) -> None:
+    (tmp_path / ".work").mkdir()
+    for name, second in {
+        "report.html": 2,
+        "dataset.json": dataset,
+        ".work/replicas.jsonl": replicas,
+    }.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (second, second))
+    dag.calls.clear()
+    dag.names["report"]({**dag.names["PARAMS"], "out": str(tmp_path)})
+    assert bool(dag.calls) == is_made

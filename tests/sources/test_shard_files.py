@@ -256,8 +256,9 @@ def test_labels_without_names_index_the_official_list() -> None:
 
     assert labelling == Labelling(OFFICIAL, 0)
     assert labelling.class_index("", 0) == 0
-    with pytest.raises(DataDamagedError, match=says("label-expected", "1000", "0", "999")):
-        labelling.class_index("", 1000)
+    for label in (1000, -1):
+        with pytest.raises(DataDamagedError, match=says("label-expected", label, "0", "999")):
+            labelling.class_index("", label)
 
 
 def test_known_list_is_preferred_if_it_is_complete() -> None:

@@ -250,6 +250,14 @@ def test_number_as_weight_repeats_each_example(colours: Path) -> None:
         assert set(appearances(reader).values()) == {3}
 
 
+def test_weights_apply_only_to_chosen_examples(colours: Path) -> None:
+    chosen = {*appearances(opened(colours, 1, fraction=0.5, fields=FIELDS))}
+    assert 0 < len(chosen) < NUM_TRAIN
+    reader = opened(colours, 1, weights=3, fraction=0.5, fields=FIELDS)
+    assert reader.num_examples == 3 * len(chosen)
+    assert appearances(reader) == dict.fromkeys(chosen, 3)
+
+
 def test_fraction_as_weight_changes_with_the_epoch(colours: Path) -> None:
     reader = opened(colours, 1, weights=0.5, fields=FIELDS)
     assert reader.num_examples == NUM_TRAIN // 2

@@ -84,6 +84,15 @@ def test_interrupt_between_two_folders_closes_none_twice(tmp_path: Path, system:
         pass
 
 
+@pytest.mark.parametrize("failure", [OSError, KeyboardInterrupt])
+def test_unfinished_file_is_removed(tmp_path: Path, failure: type[BaseException]) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(failure), removed_on_failure(path):
+        path.touch()
+        raise failure
+    assert not path.exists()
+
+
 def test_new_folders_are_synced_into_their_parents(tmp_path: Path, system: System) -> None:
     """Otherwise, a loss of power could remove a folder and the synced files in it."""
     synced = system.noted("fsync", below=tmp_path)

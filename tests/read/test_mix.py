@@ -314,6 +314,14 @@ def test_mix_continues_only_with_its_recipes(colours: Path, homogeneous: bool) -
         mix().restore(state)
 
 
+def test_mix_continues_with_the_next_epoch(colours: Path) -> None:
+    """With more ranks, the rest of the epoch may be too small for a step."""
+    mix = make_mix(parts(colours))
+    mix.restore(mix.state() | {"examples_read": mix.num_examples})
+    assert mix.epoch == 1
+    assert len([*mix]) == mix.steps_per_epoch > 0
+
+
 def test_mix_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError):
         make_mix({})

@@ -212,6 +212,13 @@ def test_few_shards_of_ilsvrc2012_determine_the_labels(tmp_path: Path, offset: i
     assert labelling == Labelling(OFFICIAL, offset)
 
 
+@pytest.mark.parametrize("offset", [2, 5])
+def test_shifted_labels_are_not_ilsvrc2012(tmp_path: Path, offset: int) -> None:
+    written(tmp_path, foreign.slim, offset=offset)
+
+    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
+
+
 def test_user_labels_need_the_complete_dataset(tmp_path: Path) -> None:
     written(tmp_path, foreign.slim, own_classes=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import tarfile
@@ -102,3 +103,16 @@ def test_larger_file_is_refused_not_cut(is_packed: bool, tmp_path: Path) -> None
     assert read(5) == [b"12345"]
     with pytest.raises(SourceError, match=says("more-bytes-3", path, "labels", "4")):
         read(4)
+
+
+def test_checksum_after_the_tar_is_verified(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a"))
+    path = tmp_path / "a.tar.gz"
+    packed = gzip.compress(file.getvalue())
+    path.write_bytes(packed)
+    assert [*containers.contents(path, len)] == [("a", 0, b"")]
+    path.write_bytes(packed[:-8] + bytes(4) + packed[-4:])
+    with pytest.raises(SourceError, match=says("cannot-read-2", path)):
+        [*containers.contents(path, len)]

@@ -88,6 +88,12 @@ def test_subset_has_the_requested_images(tmp_path: Path) -> None:
     assert not any(key.startswith(CLASSES.wnids[1]) for key in keys(store, split))
 
 
+def test_largest_holdout_leaves_one_image_per_class(tmp_path: Path) -> None:
+    wanted = selection((2, 10, 1), holdout=10, any_counts=True)
+    train, holdout = take_inventory(wanted, LocalStore(tmp_path), WORKERS, quiet=True).plans
+    assert (train.num_per_class, holdout.num_per_class) == ((1, 1, 1), (1, 9, 0))
+
+
 def test_holdout_is_taken_from_train_after_the_subset(tmp_path: Path) -> None:
     whole = selection(per_class=2, any_counts=True)
     (all_of_train,) = take_inventory(whole, LocalStore(tmp_path / "a"), WORKERS, quiet=True).plans

@@ -327,6 +327,15 @@ def test_first_problems_are_listed_and_all_are_counted(root: Path) -> None:
     assert last.startswith(f"--source {root}: 60 problems, 50 of them above. Fix them and run")
 
 
+def test_class_mapping_may_be_in_any_order(tmp_path: Path) -> None:
+    for wnid in (FIRST, SECOND):
+        write(tmp_path / "train" / wnid / "1.jpg", b"?")
+    write(tmp_path / "LOC_synset_mapping.txt", f"{SECOND} b\n{FIRST} a\n".encode())
+    classes = folder.find(tmp_path, ["train"]).classes
+    assert classes.wnids == (FIRST, SECOND)
+    assert classes.words == ("a", "b")
+
+
 @pytest.mark.parametrize("mapping", [False, True])
 def test_two_validation_folders_of_one_class_are_refused(tmp_path: Path, *, mapping: bool) -> None:
     first = f"{FIRST} " if mapping else "a b"

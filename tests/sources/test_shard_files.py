@@ -363,6 +363,14 @@ def test_images_of_our_dataset_have_the_table_keys(tmp_path: Path) -> None:
     assert read(ours(tmp_path / "set", renamed)) == ["a/0", "a/1", "a/2"]
 
 
+def test_test_split_of_our_dataset_is_read(tmp_path: Path) -> None:
+    """In other datasets, test has images without labels, so it is ignored."""
+    splits = {"test": [[picture(0, plain(0))]], "validation": [[picture(1, plain(1))]]}
+    write_dataset(tmp_path, splits, num_classes=3)
+    add_tables(tmp_path)
+    assert {*shard_files.find(LocalStore(tmp_path)).splits} == {"test", "validation"}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -145,8 +145,8 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
     problem = f"a class that is not among the dataset's {len(classes.wnids):,} classes"
     advice = ""
     if absent:
-        name = absent[min(absent)]
-        advice = printable(f": {name}. {classes.advice(name)}")
+        # The advice names known classes, and not the word of the file, which may be a secret.
+        advice = printable(f". {classes.advice(absent[min(absent)])}")
     _refuse(path, absent, problem, advice)
     if not numbered:
         raise UsageError(f"{path}: no key after the header")

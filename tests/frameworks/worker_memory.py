@@ -194,6 +194,8 @@ def killed():
         held.extend(steps)
     except RuntimeError as error:
         assert "worker" in str(error), error
+    except EOFError:
+        pass  # PyTorch was receiving a batch, and saw the end of the pipe before the worker's end
     else:
         raise AssertionError("no error")
     return require_same(held, expected[: len(held)])

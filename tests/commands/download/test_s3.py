@@ -40,7 +40,11 @@ def archives_there(s3: S3Server) -> None:
             {"AWS_SECRET_ACCESS_KEY": "wrong"},
             says("server-answers", "403"),
         ),
-        (f"s3://{BUCKET}/{PREFIX}", {"AWS_ACCESS_KEY_ID": ""}, "Credentials"),
+        (
+            f"s3://{BUCKET}/{PREFIX}",
+            {"AWS_ACCESS_KEY_ID": ""},
+            says("no-credentials-found-set-aws_access_key_id"),
+        ),
     ],
 )
 def test_refusal_of_the_server_is_explained(

@@ -94,7 +94,7 @@ def test_split_is_validation_if_there_is_none(tmp_path: Path, train: str, test: 
     ).search(line)
 
 
-def test_labelled_tests_are_validation_also_beside_a_holdout(tmp_path: Path) -> None:
+def test_labelled_tests_are_validation_next_to_holdout(tmp_path: Path) -> None:
     root = made(tmp_path, "train/{cat,dog}/1.jpg holdout/{cat,dog}/2.jpg test/{cat,dog}/3.jpg")
     counts, _ = read(root, (*BOTH, "holdout"))
     assert counts == {"train": PETS, "validation": PETS, "holdout": PETS}

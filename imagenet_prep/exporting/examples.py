@@ -317,9 +317,9 @@ class Format:
         """Returns the name of the file with a line per image of a split; "" if there is none."""
         return ""
 
-    def metadata(self, part: ExportPart, example: Example) -> bytes:  # noqa: ARG002
-        """Returns the line of an image in the file `metadata_name`."""
-        return b""
+    def metadata(self, part: ExportPart, example: Example) -> bytes:
+        """Returns the line of an image in the file `metadata_name`, if there is one."""
+        raise NotImplementedError
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns small additional files by name, such as class lists."""

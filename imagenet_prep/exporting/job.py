@@ -67,8 +67,7 @@ class PartExport:
             done = examples.write_few(self.store, pieces)
         with removed_on_failure(*(output.temporary for output in done.outputs)):
             lists = [FilePiece(self.sums(part), "".join(done.sums).encode())]
-            if self.format.metadata_name(part.split):
-                lists += [FilePiece(self.metadata(part), line) for line in metadata]
+            lists += [FilePiece(self.metadata(part), line) for line in metadata]
             listed, *described = examples.write_few(self.store, lists).outputs
         written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes, keys)
         last = listed._replace(settle=done.settle)
@@ -77,16 +76,18 @@ class PartExport:
     def _examples(
         self, part: ExportPart, keys: dict[str, str], metadata: list[bytes]
     ) -> Iterator[Example]:
-        """Yields the examples of a part, and appends their lines to `metadata`.
+        """Yields the examples of a part, and appends their lines of metadata, if there are any.
 
         Adds the keys that readers cannot derive to `keys`.
         """
         split = self.format.split_read(part.split)
+        has_metadata = bool(self.format.metadata_name(part.split))
         for position, example in enumerate(self.source.read(part)):
             place, name = self.format.place_of(part, position, example)
             if place and not is_derived(example.key, split, example.wnid, name):
                 keys[place] = example.key
-            metadata.append(self.format.metadata(part, example))
+            if has_metadata:
+                metadata.append(self.format.metadata(part, example))
             yield example
 
     def publish_metadata(self, parts: Sequence[ExportPart]) -> examples.Files:

@@ -45,14 +45,14 @@ def remove_column(config: RemoveColumnConfig) -> Json:
 
     store = open_store(config.dataset)
     dataset = open_dataset(config.dataset, parts=True)
-    files = columns.files_to_remove(dataset.store, config.name)
+    groups = columns.files_to_remove(dataset.store, config.name)
     stats = store.stats(column.folder_name(config.name))
     if not config.dry_run:
         columns.remove(store, config.name)
     return {
         "dataset": dataset.where,
         "column": config.name,
-        "files": len(files),
+        "files": sum(map(len, groups)),
         "bytes": sum(status.size for status in stats.values()),
         "removed": not config.dry_run,
     }

@@ -54,7 +54,7 @@ DTYPES = {
     **{f"float{8 * n}": (f"<f{n}", n) for n in (2, 4, 8)},
     "bfloat16": ("<u2", 2),
 }
-# The type of a column whose rows are lists of strings.
+# The type of a column of lists of strings.
 TEXT = "str"
 # The endings of the files with rows: arrays and texts.
 ENDINGS = (".npy", ".jsonl")
@@ -160,7 +160,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row; 0 for texts, whose rows have different sizes."""
+        """Bytes of one row; 0 for texts, because their rows have different sizes."""
         return 0 if self.is_text else math.prod(self.shape) * DTYPES[self.dtype][1]
 
     @property
@@ -170,7 +170,7 @@ class Column:
 
     @property
     def empty_row(self) -> bytes:
-        """The row of a record whose row is missing: zeros, or no text."""
+        """The row of a record without a row: zeros, or no text."""
         return text_rows.render(self.name, ()) if self.is_text else bytes(self.row_bytes)
 
     def read_row(self, file: BinaryIO) -> bytes:

@@ -125,7 +125,7 @@ class Forecast:
         }
 
     def _selected_share(self, source: Packed) -> float:
-        """Returns the share of a source's classes whose images are unpacked."""
+        """Returns the share of a source's classes that are selected, and so unpacked."""
         return len(self.selection.classes) / len(source.classes.wnids)
 
     def _unpacked_bytes(self) -> float:

@@ -8,7 +8,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -169,20 +169,29 @@ class ShardTask(NamedTuple):
 
 
 def excluded_incident(
-    member: Member, split: str, source_sha256: str = "", *, salt: str = ""
+    member: Member,
+    split: str,
+    source_sha256: str = "",
+    sha256: str = "",
+    source_bytes: int = 0,
+    *,
+    salt: str = "",
 ) -> Incident:
-    """Returns the incident of a source image that --exclude lists; `salt` hides its names."""
+    """Returns the incident of an image that --exclude lists; see `Incident`.
+
+    `sha256` and `source_bytes` are of stored images; `salt` hides the names.
+    """
     detail = "the list of --exclude has it"
-    excluded = Incident(*member[:5], EXCLUDED, "listed", detail, split, source_sha256)
+    hashes = source_sha256, sha256, source_bytes
+    excluded = Incident(*member[:5], EXCLUDED, "listed", detail, split, *hashes)
     return excluded.forgotten(salt) if salt else excluded
 
 
 def excluded_record(shard: str, split: str, sample: Sample, salt: str) -> Incident:
     """Returns the incident of an excluded stored image; its offset is 0, and `salt` may be ""."""
     member = Member(sample.key, shard, 0, sample.num_bytes, sample.class_index)
-    excluded = excluded_incident(member, split, sample.source_sha256)
-    excluded = replace(excluded, sha256=sample.sha256, source_bytes=sample.source_bytes)
-    return excluded.forgotten(salt) if salt else excluded
+    hashes = sample.source_sha256, sample.sha256, sample.source_bytes
+    return excluded_incident(member, split, *hashes, salt=salt)
 
 
 def hash_of(member: Member, images: MemberReader) -> str:

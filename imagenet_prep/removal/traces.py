@@ -1,6 +1,6 @@
 """Finds the places where images of a dataset are stored, shown or used.
 
-`images_with` finds images in the tables of a dataset by their hashes. `search` looks through
+`images_with` finds images in the tables of a dataset by their hashes. `TraceSearch` looks through
 folders and buckets for datasets with these images, and for everything that was made from these
 datasets: replicas, exports, pages, caches and training runs. It reads the notes that every command
 leaves, such as the digest of the dataset in export.json.
@@ -73,7 +73,7 @@ _PACKED = re.compile(
     r".*(\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|z)|zip|7z|rar|parquet|arrow|rec|tfrecords?)|-\d{5}-of-\d{5})",
     re.IGNORECASE,
 )
-# The folder of a reader's cache, whose shards are named by their dataset.
+# The folder of a reader's cache. It is named after the dataset of its shards.
 _CACHE = re.compile(r"[0-9a-f]{16}")
 # The format of an export with one file per image.
 _IMAGE_FOLDER = "folder"
@@ -196,9 +196,8 @@ class TraceSearch:
         """The archives and other packed files in the searched folders, which are not read."""
         packed = {*self._packed_sources}
         for folder in self._folders.values():
-            is_export = any(_is_below(folder.where, place) for place in self._exported)
             is_cache = _CACHE.fullmatch(folder.where.rpartition("/")[2])
-            if schema.MANIFEST in folder.files or is_export or is_cache:
+            if schema.MANIFEST in folder.files or self._is_exported(folder) or is_cache:
                 continue
             packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
         return sorted(packed)
@@ -419,12 +418,16 @@ class TraceSearch:
                 )
         elif not is_export:
             yield from self._of_cache(folder)
-        if not any(_is_below(folder.where, place) for place in self._exported):
+        if not self._is_exported(folder):
             yield from self._of_files(folder)
+
+    def _is_exported(self, folder: _Folder) -> bool:
+        """Returns whether a folder is in an export, which names its files."""
+        return any(_is_below(folder.where, place) for place in self._exported)
 
     @cached_property
     def _exported(self) -> list[str]:
-        """The folders of exports: their files are named by the export."""
+        """The folders of exports."""
         return [
             where
             for where, folder in self._folders.items()

@@ -41,10 +41,6 @@ _REMEDY = (
 )
 
 
-# The ends of the names of column.json, its signature and begun.json.
-_RECORDS = ("/column.json", "/column.json.sig", "/begun.json")
-
-
 class ColumnProblem(str):
     """A problem with a column, for which `remedy` returns specific advice."""
 
@@ -179,19 +175,19 @@ def misfit(
     head: bytes,
     sha256: str,
     where: str,
-    in_text: str | None = None,
+    in_rows: str | None = None,
 ) -> str | None:
     """Checks the first chunk and the sha256 of a column file; returns the problem, or None.
 
-    `in_text` is a problem with the lines of a text column. Damaged lines usually have a different
-    sha256, which is then reported.
+    `in_rows` is a problem with the rows. Damaged rows usually have a different sha256, which is
+    then reported.
     """
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"
     if sha256 != rows.sha256:
         return f"{where}: sha256 {sha256}, column.json says {rows.sha256}. {_AGAIN}"
-    return f"{where}: {in_text}. {_AGAIN}" if in_text else None
+    return f"{where}: {in_rows}. {_AGAIN}" if in_rows else None
 
 
 def _text_problem(stored: Column, count: int, file: BinaryIO) -> str | None:
@@ -347,11 +343,12 @@ def texts(stored: Column, row: bytes, where: str, record: int) -> list[str]:
         raise DataDamagedError(f"{where}: row {record:,} {error}. {_AGAIN}.") from None
 
 
-def files_to_remove(store: Readable, name: str) -> list[str]:
-    """Returns all files of a column, even of a damaged one, in the order of their removal.
+def files_to_remove(store: Readable, name: str) -> list[list[str]]:
+    """Returns all files of a column, even of a damaged one, in groups in the order of removal.
 
-    column.json is first, so that no reader opens an incomplete column. Raises UsageError if there
-    is no such column, or if its folder contains files that no writer makes.
+    column.json is first, so that no reader opens an incomplete column, and begun.json is last.
+    Raises UsageError if there is no such column, or if its folder contains files that no writer
+    makes.
     """
     try:
         folder = column.folder_name(name)
@@ -371,7 +368,13 @@ def files_to_remove(store: Readable, name: str) -> list[str]:
             f"{store.where(folder)}: {some(strangers)}: not a file of a column, so nothing was "
             "removed. Move it to a different folder first."
         )
-    return sorted(files, key=lambda file: (file not in first, file == column.begun_name(name)))
+    last = [column.begun_name(name)]
+    groups = [
+        [file for file in files if file in first],
+        [file for file in files if file not in first + last],
+        [file for file in files if file in last],
+    ]
+    return [group for group in groups if group]
 
 
 def remove(store: Store, name: str) -> None:
@@ -382,14 +385,14 @@ def remove(store: Store, name: str) -> None:
         with local_file.folder_inside(local.root, folder) as opened:
             for file in filter(column.is_partial, local.list_folder(folder)):
                 small_files.remove_killed(opened, file)
-    files = files_to_remove(store, name)
-    partial = [file for file in files if column.is_partial(file)]
+    groups = files_to_remove(store, name)
+    partial = [*filter(column.is_partial, itertools.chain.from_iterable(groups))]
     if partial:
         raise BusyError(
             f"{store.where(partial[0])}: a process is writing this column, so nothing was removed. "
             "Stop it and run the same command again."
         )
-    for _, group in itertools.groupby(files, lambda file: file.endswith(_RECORDS)):
+    for group in groups:
         store.remove(*group)
     if local is not None:
         for place in (folder, schema.COLUMNS):

@@ -182,6 +182,14 @@ def check_latents_of_views(root: Path) -> None:
     assert seen == {True, False}
 
 
+def numbered_rows(root: Path, name: str) -> Iterator[tuple[int, Any]]:
+    """Yields the rows of a column in an epoch, each with the number of its example."""
+    fields = ("number", f"column:{name}")
+    reader: Any = make_dataset(root, "train", 8, backend="native", world=World(), fields=fields)
+    for batch in reader:
+        yield from zip(batch["number"], batch[f"column:{name}"], strict=True)
+
+
 def test_documented_tokens_match_their_keys(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,12 +199,8 @@ def test_documented_tokens_match_their_keys(
     monkeypatch.chdir(tmp_path)
     blocks.run("columns.md: Write 2", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
 
-    reader: Any = make_dataset(
-        copy, "train", 8, backend="native", world=World(), fields=("number", "column:tokens")
-    )
-    for batch in reader:
-        for number, row in zip(batch["number"], batch["column:tokens"], strict=True):
-            assert np.array_equal(row, np.full((5, 77), number))
+    for number, row in numbered_rows(copy, "tokens"):
+        assert np.array_equal(row, np.full((5, 77), number))
 
 
 def test_documented_captions_come_from_metadata_csv(
@@ -212,12 +216,8 @@ def test_documented_captions_come_from_metadata_csv(
     monkeypatch.chdir(tmp_path)
     blocks.run("columns.md: Texts", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
 
-    reader: Any = make_dataset(
-        copy, "train", 8, backend="native", world=World(), fields=("number", "column:captions")
-    )
-    for batch in reader:
-        for number, texts in zip(batch["number"], batch["column:captions"], strict=True):
-            assert texts == expected[number]
+    for number, texts in numbered_rows(copy, "captions"):
+        assert texts == expected[number]
 
 
 def test_readme_loop_reads_each_example_once_per_epoch(colours: Path) -> None:

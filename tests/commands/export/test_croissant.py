@@ -81,17 +81,24 @@ def test_only_a_croissant_file_is_replaced(prepared: Path, tmp_path: Path) -> No
     assert about.read_bytes() == written
 
 
+def read_without_warnings(
+    root: Path, out: Path, caplog: pytest.LogCaptureFixture, *words: str
+) -> Any:
+    """Describes a dataset completely, and returns it as read by mlcroissant."""
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    about = {**ABOUT, "citeAs": "A (2026)", "datePublished": "2026-11-27"}
+    described(root, out, about, *words)
+    read = mlcroissant.Dataset(str(out))
+    assert read.metadata.ctx.issues.report() == ""
+    assert caplog.text == ""
+    return read
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib
 def test_mlcroissant_has_no_warnings(
     prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
-    about = {**ABOUT, "citeAs": "A (2026)", "datePublished": "2026-11-27"}
-    described(prepared, tmp_path / "croissant.json", about)
-
-    read = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
-    assert read.metadata.ctx.issues.report() == ""
-    assert caplog.text == ""
+    read = read_without_warnings(prepared, tmp_path / "croissant.json", caplog)
     assert len(list(read.records("splits"))) == 2
 
 
@@ -172,13 +179,8 @@ def test_columns_of_arrays_are_not_described(captioned: Path, tmp_path: Path) ->
 def test_mlcroissant_reads_texts(
     captioned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
-    about = {**ABOUT, "citeAs": "A (2026)", "datePublished": "2026-11-27"}
     root = Path(shutil.copytree(captioned, tmp_path / "set"))
-    described(root, root / "croissant.json", about, "--columns", "captions")
-    read = mlcroissant.Dataset(str(root / "croissant.json"))
-    assert read.metadata.ctx.issues.report() == ""
-    assert caplog.text == ""
+    read = read_without_warnings(root, root / "croissant.json", caplog, "--columns", "captions")
     rows = list(read.records("column_captions"))
     shards = open_dataset(str(root)).manifest.splits["train"].shards
     (name,) = {shard.name for shard in shards[:1]}

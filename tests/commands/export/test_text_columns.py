@@ -80,8 +80,9 @@ def test_bucket_gets_the_same_folder(dataset: Path, tmp_path: Path, s3: S3Server
     assert objects(s3.client(), "folder") == contents(tmp_path)
 
 
-def test_prepare_reads_an_exported_folder_with_texts(dataset: Path, tmp_path: Path) -> None:
-    export(dataset, tmp_path / "out", "folder", "--columns", CAPTIONS)
+@pytest.mark.parametrize("to", ["folder", "webdataset"])
+def test_prepare_reads_exports_with_texts(dataset: Path, tmp_path: Path, to: str) -> None:
+    export(dataset, tmp_path / "out", to, "--columns", CAPTIONS)
     words = ["--source", tmp_path / "out", "--keep-original", "--out", tmp_path / "again"]
     done = command.run("prepare", *words)
     assert done.code == 0, done
@@ -125,15 +126,6 @@ def test_webdataset_reader_decodes_texts(dataset: Path, tmp_path: Path) -> None:
     found = [(sample[f"{CAPTIONS}.json"], sample["txt"]) for sample in samples]
     expected = texts_by_key(dataset, "train").values()
     assert found == [(texts, "".join(texts[:1])) for texts in expected]
-
-
-def test_prepare_reads_tars_with_texts(dataset: Path, tmp_path: Path) -> None:
-    export(dataset, tmp_path / "out", "webdataset", "--columns", CAPTIONS)
-    words = ["--source", tmp_path / "out", "--keep-original", "--out", tmp_path / "again"]
-    done = command.run("prepare", *words)
-    assert done.code == 0, done
-    keys = {row[0] for row in amended.rows(tmp_path / "again", "train").values()}
-    assert keys == {row[0] for row in amended.rows(dataset, "train").values()}
 
 
 def test_parquet_has_lists_of_strings(dataset: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The network `tiny` in PyTorch, for weights that `imagenet-prep export --format torch` writes.
+"""The network `tiny` in PyTorch, for the weights of `imagenet-prep export`.
 
 imagenet-prep export RUN --format torch --out tiny.safetensors
 python examples/tiny.py tiny.safetensors PHOTOGRAPH...    # prints a class index per photograph

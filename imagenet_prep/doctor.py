@@ -5,7 +5,7 @@ Each result is ok, missing or wrong, with a remedy unless ok. The exit code is 1
 Examples:
   imagenet-prep doctor
   imagenet-prep doctor --dir /data --s3 s3://bucket/prefix
-  imagenet-prep run-on-hosts hosts imagenet-prep doctor --json
+  imagenet-prep run-on-hosts hosts -- imagenet-prep doctor --json
 """
 
 from __future__ import annotations

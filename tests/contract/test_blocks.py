@@ -430,10 +430,6 @@ $ trainers.md: Hugging Face datasets
 """
 
 
-# The list of modules is made from docstrings, which name commands.
-GENERATED = "$ architecture.md: Packages and modules"
-
-
 class Entry(NamedTuple):
     """The test of a block."""
 
@@ -450,7 +446,7 @@ def entries(text: str) -> list[Entry]:
 
 def test_every_block_with_data_has_a_test() -> None:
     names = {block.name for block in blocks.all_blocks() if block.has_data}
-    found = sorted(names - {GENERATED})
+    found = sorted(names - {blocks.GENERATED})
     listed = sorted(entry.block for entry in entries(AS_TYPED + ELSEWHERE.lstrip()))
 
     assert listed == found

@@ -36,6 +36,8 @@ VERBS = (
     "download",
     "preprocess_imagenet",
 )
+# The list of modules is made from docstrings, which name commands.
+GENERATED = "$ architecture.md: Packages and modules"
 _COMMAND = re.compile(rf"(?:imagenet-prep|-m imagenet_prep\.?) ?(?:{'|'.join(VERBS)})\b")
 
 

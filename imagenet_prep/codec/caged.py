@@ -130,7 +130,6 @@ def _used_bytes() -> int:
 def _load_decoders() -> None:
     """Imports all decoders, and makes each decode a picture, since the cage cannot open files."""
     planes.is_available()
-    Image.init()
     if formats.is_readable(formats.HEIC):
         opening.allow_heic()
     picture = Image.new("RGB", (16, 16), "red")

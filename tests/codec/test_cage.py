@@ -360,6 +360,53 @@ def test_decoding_child_ends_if_its_parent_is_killed(tmp_path: Path) -> None:
     os.close(child)
 
 
+def _varied_files() -> dict[str, bytes]:
+    """Returns files for which Pillow needs other modules than for those of `FILES`."""
+    picture = Image.fromarray(_PIXELS)
+    cmyk = picture.convert("CMYK")
+    kinds: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "MPO": (cmyk, {"save_all": True, "append_images": [cmyk]}),
+        "PNG": (picture.quantize(8), {"transparency": 3}),
+        "GIF": (picture.quantize(8), {"save_all": True, "append_images": [picture.quantize(8)]}),
+        "WEBP": (picture, {"lossless": True}),
+        "TIFF": (cmyk, {"compression": "tiff_lzw"}),
+        "JPEG": (cmyk, {"progressive": True}),
+    }
+    made = {}
+    for name, (image, options) in kinds.items():
+        buffer = io.BytesIO()
+        image.save(buffer, name, **options)
+        made[f"other {name}"] = buffer.getvalue()
+    return made
+
+
+def test_decoding_imports_nothing_in_the_cage(tmp_path: Path) -> None:
+    files = FILES | _varied_files()
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    code = textwrap.dedent(
+        """
+        import contextlib, pathlib, sys
+        from imagenet_prep.codec import cage, caged, transform
+        from imagenet_prep.codec.policy import Policy
+        from imagenet_prep.core.errors import BadImageError
+
+        cage.enter()
+        files = [(path.name, path.read_bytes()) for path in pathlib.Path(sys.argv[1]).iterdir()]
+        caged._load_decoders()
+        for name, data in files:
+            before = set(sys.modules)
+            with contextlib.suppress(BadImageError):
+                transform.transform(data, Policy(32))
+            print(name, *sorted(set(sys.modules) - before), sep=",")
+        """
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    assert sorted(printed.splitlines()) == sorted(files)
+
+
 def test_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr(cage, "_idle", [])

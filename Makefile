@@ -67,7 +67,7 @@ docs: $(DOCS) ## build the site of the documents: build/docs/index.html
 # The targets run in parallel: downloads use one core, and the build of Horovod or mypy uses the second core.
 # After the layers are installed, only Horovod's target writes to .venv.
 test: ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
-	@$(MAKE) -j4 $(TEST) debian $(AIRFLOW) $(DOCS) $(BIN)/actionlint
+	@$(MAKE) -j4 $(TEST) debian $(AIRFLOW) $(BIN)/actionlint
 	@$(MAKE) -j4 $(HOROVOD) $(MXNET) $(PYTORCH) types jars lint imports
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -87,7 +87,7 @@ PART_others := $(sort $(filter-out $(foreach part,$(filter-out others,$(PARTS)),
 PART ?=
 debian-long: debian ## install the programs that long tests use, as root on Debian
 test-long: IN_PART = $(if $(PART),$(or $(PART_$(PART):%=tests/%),$(error There is no part $(PART): choose one of $(PARTS))))
-test-long: debian jars $(TEST) $(RELEASE) $(MPI_HOROVOD) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits; PART=codec runs a part
+test-long: debian jars $(TEST) $(DOCS) $(RELEASE) $(MPI_HOROVOD) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits; PART=codec runs a part
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(IN_PART) $(PYTEST_ARGS)
 
 # Lines that changed since the commit BASE are mutated. MUTANTS_ARGS limits the tests that are run.

@@ -197,7 +197,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unnoticed_mistakes_are_printed_and_checkout_stays_unchanged(
     tmp_path: Path,
 ) -> None:
@@ -248,7 +248,7 @@ def test_unnoticed_mistakes_are_printed_and_checkout_stays_unchanged(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("tests", "reason"),
     [

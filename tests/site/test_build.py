@@ -7,9 +7,13 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
+
 from imagenet_prep.__main__ import VERBS
 from tests.kit.command import REPOSITORY
 from tests.site.conftest import SECRET, Build
+
+pytestmark = pytest.mark.long
 
 _LOADED = re.compile(
     r"<(?:script|img|iframe|source|audio|video|embed|input)\b[^>]*?\ssrc=\"([^\"]+)\""

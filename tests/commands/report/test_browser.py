@@ -220,7 +220,7 @@ def duplicated(small: Demo, shared_cache: Path) -> Path:
 
 
 @pytest.mark.parametrize("page", ["trained", "comparison", "duplicated", "damaged"])
-@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("width", [390, pytest.param(1200, marks=pytest.mark.long)])
 def test_no_line_break_cuts_a_word(
     request: pytest.FixtureRequest, open_page: OpenPage, page: str, width: int
 ) -> None:

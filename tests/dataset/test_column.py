@@ -279,3 +279,22 @@ def test_each_type_has_its_code_and_size() -> None:
     for name, (code, size) in TYPES.items():
         assert Column("c", name, (3,)).descr == code
         assert Column("c", name, (3,)).row_bytes == 3 * size
+
+
+@pytest.mark.parametrize(
+    ("file", "is_own"),
+    [
+        ("train-00000-of-00002.npy", True),
+        ("train-00000-of-00002.jsonl", True),
+        ("train-00000-of-00002.json", True),
+        ("begun.json", True),
+        ("anything.partial", True),
+        ("train-00000-of-00002.txt", False),
+        ("notes.json", False),
+        ("train-00000-of-00002", False),
+    ],
+)
+def test_only_files_of_the_writer_are_its_own(file: str, is_own: bool) -> None:
+    path = f"{column.folder_name('latents')}/{file}"
+
+    assert column.is_own_file("latents", path) == is_own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -188,6 +189,22 @@ def test_ilsvrc_ids_are_recognised_by_images_per_class(tmp_path: Path) -> None:
                 score(np.zeros((1000, 5), int), place, labels=[path])
         else:
             assert score(np.zeros((1000, 5), int), place, labels=[path]).rows[1].images == 1000
+
+
+@pytest.mark.parametrize(("num_moved", "is_order"), [(500, False), (501, True)])
+def test_list_is_refused_if_most_labels_differ(
+    tmp_path: Path, num_moved: int, is_order: bool
+) -> None:
+    place = write_names(tmp_path / "set", [(f"a/{n}", n) for n in range(1000)])
+    ids = [(n + 1) % num_moved if n < num_moved else n for n in range(1000)]
+    path = tmp_path / "list"
+    path.write_text("key,class\n" + "".join(f"a/{n},{each}\n" for n, each in enumerate(ids)))
+
+    with contextlib.ExitStack() as stack:
+        if is_order:
+            message = says("classes-numbered-different-order-ilsvrc2012_ids")
+            stack.enter_context(pytest.raises(UsageError, match=message))
+        assert score(np.zeros((1000, 5), int), place, labels=[path]).rows[1].images == 1000
 
 
 @pytest.mark.parametrize("form", ["csv", "real"])

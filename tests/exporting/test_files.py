@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.exporting.examples import ExportPart, FilePiece, Tree, Written
+from imagenet_prep.exporting.examples import ExportPart, FilePiece, Tree, Written, forget_lost
 from imagenet_prep.exporting.job import PartExport
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System
@@ -63,3 +63,29 @@ def test_links_in_place_of_images_are_refused(tmp_path: Path, planted: str) -> N
         tree.write([FilePiece("train/a.JPEG", b"new", "its sum")])
     assert (mine / "a.JPEG").read_bytes() == b"mine"
     assert [path.name for path in mine.iterdir()] == ["a.JPEG"]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_kept"), [(b"image", True), (b"imag", False), (b"", False), (None, False)]
+)
+def test_list_of_a_truncated_image_is_removed(
+    tmp_path: Path, content: bytes | None, is_kept: bool
+) -> None:
+    folder = LocalStore(tmp_path)
+    folder.write("sums/train", b"0" * 64 + b"  a.JPEG\n" + b"1" * 64 + b"  b.JPEG\n")
+    folder.write("made/a.JPEG", b"image")
+    if content is not None:
+        folder.write("made/b.JPEG", content)
+
+    forget_lost(folder, Tree(folder, "made"), {"sums/train": [5, 5]})
+
+    assert bool(folder.names("sums")) == is_kept
+
+
+def test_longer_file_of_a_killed_export_is_replaced(tmp_path: Path) -> None:
+    folder = LocalStore(tmp_path)
+    folder.write(".work/made/train/a.JPEG", b"of a killed run")
+
+    Tree(folder, ".work/made").write([FilePiece("train/a.JPEG", b"image", "its sum")])
+
+    assert (tmp_path / ".work/made/train/a.JPEG").read_bytes() == b"image"

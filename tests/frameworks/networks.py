@@ -32,6 +32,8 @@ def facts(name: str) -> dict[str, Any]:
     norms = {key: each for key, each in network.named_modules() if isinstance(each, nn.BatchNorm2d)}
     found["zero"] = [key for key, each in norms.items() if not each.weight.any()]
     found["dropouts"] = [each.p for each in network.modules() if isinstance(each, nn.Dropout)]
+    with torch.no_grad():
+        found["outputs"] = list(network.eval()(torch.zeros(2, 3, 32, 32)).shape)
     found["dense"] = float(network.fc.weight.detach().std())
     for each in network.modules():
         if isinstance(each, nn.Conv2d) and each.bias is None and each.weight.numel() > 10_000:

@@ -122,6 +122,7 @@ def test_untrained_networks_are_those_of_the_papers(pytorch: Path) -> None:
     assert [found[name]["dropouts"] for name in names[3:]] == [[], [0.2, 0.3, 0.4, 0.5], [0.5]]
     for name in names:
         assert 0.008 < found[name]["dense"] < 0.012
+        assert found[name]["outputs"] == [2, 10]
 
 
 @pytest.mark.parametrize(

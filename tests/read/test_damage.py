@@ -362,11 +362,14 @@ def test_impossible_label_is_damage_despite_its_crc(
     assert len(reader.skipped) == 1
 
 
-def test_wrong_size_in_a_record_is_damage(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("wrong", [{"height": 500}, {"width": 500}], ids=["height", "width"])
+def test_wrong_size_in_a_record_is_damage(
+    tmp_path: Path, backend: str, wrong: dict[str, int]
+) -> None:
     # Crops are drawn from the record's height and width, which may be stale in records of other
     # writers.
     examples = [picture(n, plain(n)) for n in range(10)]
-    examples[4] = examples[4]._replace(height=500, width=500)
+    examples[4] = examples[4]._replace(**wrong)
     root = tmp_path / "set"
     write_dataset(root, {"train": [examples]}, num_classes=10)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
-from imagenet_prep.read import Reader, View, decode, make_dataset
+from imagenet_prep.read import Reader, Size, View, decode, make_dataset
 from imagenet_prep.read.augment import central_views, random_views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.recipes import RECIPES, CropRecipe
@@ -382,3 +382,31 @@ def test_pictures_with_other_colours_have_the_filter() -> None:
     found = decode(buffer.getvalue(), window=(3, 5, 80, 90), size=40, filter="bicubic")
     expected = pillow(buffer.getvalue(), (3, 5, 80, 90), (40, 40), Image.Resampling.BICUBIC)
     assert np.abs(found - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("edition", "share"), [(schema.OBJECTNET, 1.0), ("imagenet-c", 1.0), ("", 0.875)]
+)
+def test_a_given_share_is_that_of_every_edition(edition: str, share: float) -> None:
+    assert config(training=False, share=0.5).recipe_for(edition).share == 0.5
+    assert config(training=False).recipe_for(edition).share == share
+
+
+@pytest.mark.parametrize(("count", "is_named"), [(1, False), (2, True), (3, True)])
+def test_description_has_the_number_of_views(count: int, is_named: bool) -> None:
+    described = config(views=[View(count=count)]).shown[0][0].description()
+
+    assert (f"{count} views, " in described) == is_named
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_training_with_random_colours_has_no_view(colour: bool) -> None:
+    """A column cannot be made from images that are different in each epoch."""
+    assert (config(recipe="mnist", colour=colour).view("") is None) == colour
+
+
+def test_view_size_replaces_size_of_the_epoch() -> None:
+    views = [View(image_size=96), View()]
+    shown = config(views=views, sizes=[Size(image_size=128)], image_size=64).shown
+
+    assert [(each.height, each.width) for each in shown[0]] == [(96, 96), (128, 128)]

@@ -250,6 +250,17 @@ def test_number_as_weight_repeats_each_example(colours: Path) -> None:
         assert set(appearances(reader).values()) == {3}
 
 
+def test_each_repeated_example_has_its_own_crop(scenes: Path) -> None:
+    reader = make_dataset(scenes, "train", 8, 32, weights=3, fields=("number", "images"))
+    crops: dict[int, set[bytes]] = {}
+    for batch in reader:
+        for number, image in zip(batch["number"].tolist(), batch["images"], strict=True):
+            crops.setdefault(number, set()).add(image.tobytes())
+
+    # Two random crops of a small image may be equal.
+    assert min(len(crops[number]) for number in crops.keys() - {-1}) > 1
+
+
 def test_weights_apply_only_to_chosen_examples(colours: Path) -> None:
     chosen = {*appearances(opened(colours, 1, fraction=0.5, fields=FIELDS))}
     assert 0 < len(chosen) < NUM_TRAIN

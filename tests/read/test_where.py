@@ -12,7 +12,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset.column import ANY_VIEW
-from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset, selection
 from imagenet_prep.read.where import Where
 from tests.kit.dataset import split_records
 from tests.kit.messages import says
@@ -180,7 +180,11 @@ def test_expression_without_matches_is_refused(scenes: Path) -> None:
         opened(scenes, "width > 100000")
 
 
-def test_numbers_of_a_column_are_names(damaged: Path) -> None:
+@pytest.mark.parametrize("examples_at_a_time", [7, 1 << 14])
+def test_numbers_of_a_column_are_names(
+    damaged: Path, examples_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_BLOCK", examples_at_a_time)
     with ColumnWriter(
         damaged, "train", "score", (), "float32", batch_size=8, view=ANY_VIEW, world=World()
     ) as writer:

@@ -81,6 +81,18 @@ def test_a_receipt_is_shown(small: tuple[Path, Manifest], plots: ModuleType) -> 
     assert plots.of(found)
 
 
+def test_receipt_of_an_older_shard_is_excluded(small: tuple[Path, Manifest]) -> None:
+    root, made = small
+    shard = made.splits["train"].shards[0]
+    older = receipt(shard, sha256="0" * 64, seconds=50.0)
+    leave(root, older, "write-0000000000000000")
+    leave(root, receipt(shard))
+    found = gathered(small)
+
+    assert found.seconds_of == {"decode, resize, encode": 1.0, "read and write": 1.0}
+    assert [task.sha256 for task in found.tasks] == [shard.sha256]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

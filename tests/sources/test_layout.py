@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import keys
+from imagenet_prep.dataset import class_list, keys
 from imagenet_prep.sources import detect, layout
 from tests.kit.layouts import write
 from tests.kit.messages import says, wording
@@ -356,3 +358,20 @@ def test_documented_table_of_classes_is_true(
 def test_docstring_examples_are_true(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
     assert (failed, tried > 0) == (0, True)
+
+
+def test_imagenet_o_keeps_its_name_with_other_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its folders are named after the nearest class, which may be those of ImageNet-A."""
+    digest = hashlib.sha256(f"{N1}\n{N2}\n".encode()).hexdigest()
+    editions = [
+        replace(edition, digest=digest) if edition is class_list.IMAGENET_A else edition
+        for edition in class_list.EVALUATION
+    ]
+    monkeypatch.setattr(class_list, "EVALUATION", tuple(editions))
+
+    for name, expected in (("imagenet-o", "imagenet-o"), ("images", "imagenet-a")):
+        found = layout.edition_of([name], [N1, N2], f"{name}/{N1}/fox.jpg")
+        assert found is not None
+        assert found.name == expected

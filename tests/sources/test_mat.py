@@ -63,3 +63,18 @@ def test_unsupported_arrays_and_damaged_files_are_refused() -> None:
         labels.read(sound[:128] + struct.pack("<II", 9, 8) + bytes(8))
     with pytest.raises(ValueError, match=says("not-mat-file-version-5")):
         labels.read(b"MATLAB 7.3 MAT-file".ljust(512))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 10), (1,) * 33])
+def test_shape_that_contradicts_the_values_is_refused(shape: tuple[int, ...]) -> None:
+    values = np.arange(9.0).reshape(1, 9)
+    data = written(False, x=values)
+    sides = struct.pack("<IIII", 5, 8, 1, 9)
+    assert data.count(sides) == 1
+    if len(shape) == 2:
+        data = data.replace(sides, struct.pack("<IIII", 5, 8, *shape))
+    else:
+        data = written(False, x=np.zeros(shape))
+
+    with pytest.raises(ValueError, match=says("array-values")):
+        labels.read(data)

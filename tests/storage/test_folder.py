@@ -22,6 +22,7 @@ from imagenet_prep.core.errors import (
     StoreError,
 )
 from imagenet_prep.dataset import schema
+from imagenet_prep.storage import folder
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
 from tests.kit.bounds import limited_memory
@@ -670,3 +671,16 @@ def test_new_link_does_not_change_a_file(store: LocalStore, tmp_path: Path, chan
         store.open_file("a", stat),
     ):
         pytest.fail("it was opened")
+
+
+def test_folders_are_kept_open_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "_MOST_OPENED", 2)
+    store = LocalStore(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("a/x", "b/x", "c/x", "d/x"):
+        store.write(name, b"1")
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+    assert store.names("a") == ["x"]

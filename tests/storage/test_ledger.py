@@ -254,3 +254,19 @@ def test_replica_trusts_only_complete_entries_of_its_files(tmp_path: Path) -> No
     proven = [file.name for file in replica.files if replica.is_proven(file.name)]
     assert proven == [first.name]
     assert replica.reload() == []
+
+
+def test_damage_below_a_note_is_found_with_prove(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path / "set")
+    shard = dataset.splits["train"].shards[0]
+    path = tmp_path / "set" / shard.name
+    path.write_bytes(bytes(path.stat().st_size))
+    note = {"name": shard.name, **Identity.of(path.stat())._asdict(), "sha256": shard.sha256}
+    notes = tmp_path / "set" / ".work" / f"replica-{dataset.digest[:16]}.jsonl"
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text(json.dumps(note) + "\n")
+    replica = Replica(tmp_path / "set", (tmp_path / "set" / "dataset.json").read_bytes())
+    (file,) = (each for each in replica.files if each.name == shard.name)
+
+    assert replica.problem(file, prove=False) is None
+    assert replica.problem(file, prove=True) is not None

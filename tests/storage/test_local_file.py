@@ -235,6 +235,20 @@ def test_failing_disk_is_reported_before_the_end(tmp_path: Path, system: System)
     assert file.sha256 == ""
 
 
+def test_failure_past_the_cache_is_not_tried_again(tmp_path: Path, system: System) -> None:
+    """Only EINVAL means that a file system has no O_DIRECT."""
+
+    def fail(real: Callable[..., int], descriptor: int, data: memoryview) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(descriptor, data)
+
+    system.instead("write", fail)
+
+    with pytest.raises(OSError, match="Input/output error"), LargeFile(tmp_path / "f") as file:
+        file.append(bytes(3 * WRITE))
+
+
 def test_file_that_cannot_be_synced_is_not_finished(tmp_path: Path, system: System) -> None:
     synced = []
 

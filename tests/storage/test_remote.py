@@ -653,6 +653,25 @@ def test_interrupted_file_is_continued_without_repetition(
     assert b"".join(server.chunks("x", stat, start, 14, budget)) == b"0123456789abcd"[start:]
 
 
+class Busy(Versions):
+    """A server that refuses the first request."""
+
+    requests = 0
+
+    def stats_once(self, folder: str) -> dict[str, Stat]:
+        self.requests += 1
+        if self.requests == 1:
+            raise TransientError("busy")
+        return {f"{folder}/x": self.stat_once("x")}
+
+
+def test_a_refused_listing_is_requested_again() -> None:
+    server = Busy(one=b"0123")
+
+    assert [*server.stats("folder")] == ["folder/x"]
+    assert server.requests == 2
+
+
 def test_pinned_read_refuses_a_different_version() -> None:
     server = Versions(one=b"0123")
     stat = server.stat("x")

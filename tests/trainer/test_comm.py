@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core import imports
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.world import LEFT, World
-from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank, require_gpus
+from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank, meet, require_gpus
 from tests.kit.limits import Limits
 from tests.kit.messages import says
 
@@ -141,3 +142,42 @@ def test_more_local_ranks_than_gpus_are_refused() -> None:
         ImagenetPrepError, match=says("local-rank-no-gpu-write", 8, ..., "8 GPUs", 8)
     ):
         require_gpus(local_rank=8, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "rank", "has_nccl", "warns"),
+    [
+        (8, 2, 0, False, True),
+        (0, 2, 0, False, False),
+        (8, 1, 0, False, False),
+        (8, 2, 1, False, False),
+        (8, 2, 0, True, False),
+    ],
+)
+def test_first_rank_warns_of_sums_on_the_cpu(
+    gpus: int,
+    size: int,
+    rank: int,
+    has_nccl: bool,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module = SimpleNamespace(
+        init=lambda: None,
+        rank=lambda: rank,
+        size=lambda: size,
+        local_rank=lambda: rank,
+        local_size=lambda: size,
+        nccl_built=lambda: has_nccl,
+    )
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "horovod.torch", module)
+    monkeypatch.setattr(imports, "gpus_of", lambda _: gpus)
+
+    found, world = meet("torch", World(rank, size, rank, size))
+
+    assert found is module
+    assert (world.rank, world.size) == (rank, size)
+    said = says("horovod-sums-gradients-cpu-although", "8 GPUs").search(capsys.readouterr().err)
+    assert bool(said) == warns

@@ -98,6 +98,9 @@ def test_show_marks_images_of_discarded_steps(train: Train, shades: Path, tmp_pa
     unseen, *uses = map(json.loads, _shown(run, "--key", keys[0]).splitlines())
     assert unseen == {"unseen_until": 3, "checkpoint": checkpoint.name(3)}
     assert [(each["step"], each["weights"]) for each in uses] == [(5, "discarded"), (5, "kept")]
+    (run / checkpoint.name(3)).unlink()
+    unseen = json.loads(_shown(run, "--key", keys[0]).splitlines()[0])
+    assert unseen == {"unseen_until": 3, "checkpoint": None}
     checked = json.loads(_shown(run, "--check"))
     crops = checked.pop("crops")
     assert checked == {"steps": 8, "images": 64, "faults": []}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -196,6 +197,24 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ((), says("nothing-change-give-exclude-relabel")),
+        (("--exclude", "list", "--readmit"), says("readmit-needs-add-folder-images")),
+        (("--add", "more", "--allow-unknown"), says("allow-unknown-needs-list-exclude-relabel")),
+        (("--add", "more", "--splits", "train"), says("splits-needs-exclude-relabel-add")),
+    ],
+)
+def test_flags_without_their_list_are_refused(
+    flags: tuple[str, ...], reason: re.Pattern[str]
+) -> None:
+    refused = command.run("amend", "set", "--out", "new", *flags)
+
+    assert refused.code == 2
+    assert reason.search(refused.err), refused
+
+
 def test_invalid_additions_are_refused(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
@@ -337,6 +356,8 @@ def test_replicate_copies_only_files_missing_in_parents_replica(
     assert command.run("replicate", tmp_path / "new", "--to", copy, "--check").code == 0
     refused = command.run(*replicate, tmp_path / "other", "--from-parent", tmp_path / "nothing")
     assert (refused.code, "has no dataset.json" in refused.err) == (2, True), refused
+    # A complete copy needs no parent.
+    assert command.run(*replicate, copy, "--from-parent", tmp_path / "nothing").code == 0
 
 
 def test_hosts_get_only_files_missing_in_parents_replica(

@@ -215,7 +215,7 @@ class KeyList:
     split, so a key that begins with "train:" itself is only listed with its split in front.
 
     Attributes:
-      keys: each line, with the line number of its first occurrence; at least one line.
+      keys: each line, with the line number of its first occurrence.
       sha256: hash of the sorted lines, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
       repeated: numbers of the lines that repeat an earlier line.
       files: the image files that the list names by their bytes, by sha256; see `exclusions`. Of a
@@ -316,7 +316,7 @@ class Lookup:
         for name, split in (split_of or {}).items():
             self._split_of[name] = split
             self.named[split] = {**listed.by_split.get(name, {}), **self.named[split]}
-        last = max(listed.keys.values())
+        last = max(listed.keys.values(), default=0)
         self._found = {split: bytearray(last + 1) for split in self.named}
         self.recognised: set[str] = set()  # lines whose images were found by their bytes
 
@@ -399,8 +399,14 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     return parse_list(path, read_bytes(path))
 
 
-def parse_list(path: str | os.PathLike[str], data: bytes) -> KeyList:
-    """Returns the lines of the list of keys in the content of a file; see `read_list`."""
+def parse_list(
+    path: str | os.PathLike[str], data: bytes, *, allows_unknown: bool = False
+) -> KeyList:
+    """Returns the lines of the list of keys in the content of a file; see `read_list`.
+
+    Without `allows_unknown`, a file without keys is refused. A list that is applied repeatedly can
+    be empty.
+    """
     file = io.BytesIO(data)
     keys: dict[str, int] = {}
     repeated: list[int] = []
@@ -419,13 +425,16 @@ def parse_list(path: str | os.PathLike[str], data: bytes) -> KeyList:
             if key and not key.isspace() and keys.setdefault(key, number) != number:
                 repeated.append(number)
         start = file.tell()
-    if not keys:
-        raise UsageError(f"{path}: no keys, expected one per line. For a pipe, start its writer.")
+    if not keys and not allows_unknown:
+        raise UsageError(
+            f"{path}: no keys, expected one per line. For a pipe, start its writer. For a list "
+            "that is applied repeatedly and may be empty, add --allow-unknown."
+        )
     ordered = sorted(keys)
     digest = hashlib.sha256()
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
-    return KeyList(str(path), keys, digest.hexdigest(), repeated)
+    return KeyList(str(path), keys, digest.hexdigest(), repeated, allows_unknown=allows_unknown)
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

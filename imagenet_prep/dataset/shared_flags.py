@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from imagenet_prep.core import strict_json
@@ -62,7 +61,7 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
     """Returns the images in a list of keys or in a quarantine.jsonl; see `KeyList`."""
     data = keys.read_bytes(path)
     if not data.startswith(b'{"'):
-        return replace(keys.parse_list(path, data), allows_unknown=allows_unknown)
+        return keys.parse_list(path, data, allows_unknown=allows_unknown)
     listed: list[str] = []
     files: dict[str, ListedFile] = {}
     salts: set[str] = set()
@@ -85,6 +84,6 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
             files[sha256] = ListedFile(num_bytes, listed[-1], incident.salt)
         if incident.salt:
             files[incident.key] = ListedFile(incident.size, listed[-1], incident.salt)
-    of_keys = keys.parse_list(path, "\n".join(listed).encode())
+    of_keys = keys.parse_list(path, "\n".join(listed).encode(), allows_unknown=allows_unknown)
     digest = strict_json.digest([of_keys.sha256, files])
     return KeyList(of_keys.path, of_keys.keys, digest, (), files, allows_unknown)

@@ -148,8 +148,11 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
         # The advice names known classes, and not the word of the file, which may be a secret.
         advice = printable(f". {classes.advice(absent[min(absent)])}")
     _refuse(path, absent, problem, advice)
-    if not numbered:
-        raise UsageError(f"{path}: no key after the header")
+    if not numbered and not allows_unknown:
+        raise UsageError(
+            f"{path}: no key after the header. For a list that is applied repeatedly and may be "
+            "empty, add --allow-unknown."
+        )
     digest = strict_json.digest(sorted([key, class_of[number]] for key, number in numbered.items()))
     listed = KeyList(path, numbered, digest, repeated, allows_unknown=allows_unknown)
     return Relabels(listed, class_of)

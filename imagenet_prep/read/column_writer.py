@@ -18,9 +18,11 @@ from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.arguments import checked
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World, this_process
 from imagenet_prep.dataset import column, text_rows
 from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.read.backend import say_once
 from imagenet_prep.read.batch import array_over
 from imagenet_prep.read.cache import only_one
 from imagenet_prep.read.column_rows import numbers_of
@@ -129,11 +131,24 @@ class ColumnWriter:
         self._records.dataset.require_samples()
         self._store = LocalStore(self._records.root)
         try:
+            row_shape = tuple(shape)
+        except TypeError:
+            raise UsageError(
+                f"column {name!r}: shape={shape!r}: expected a list of numbers, such as (4, 32, 32)"
+            ) from None
+        try:
+            about = strict_json.loads(strict_json.dumps(about))
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"column {name!r}: about={about!r}: expected dicts, lists, strings and finite "
+                "numbers, which JSON can hold"
+            ) from None
+        try:
             self.column = Column(
                 name,
                 dtype,
-                tuple(shape),
-                strict_json.loads(strict_json.dumps(about)),
+                row_shape,
+                about,
                 view or _view_of(feed),
                 column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
                 column_version=column.version_of(dtype),
@@ -155,6 +170,8 @@ class ColumnWriter:
         for shard in self._done:
             examples = self._records.numbers_of(shard)
             numbers += (examples[record] for record in self._missing(shard))
+        if world.rank == 0:
+            self._tell_kept()
         chosen = np.array(numbers, np.int64)
         feed.use_order(Order(self._records.examples_per_shard, None, chosen=chosen))
         self._reader = Reader(feed, choice)
@@ -209,6 +226,7 @@ class ColumnWriter:
                 if complete != self._existing:
                     self._store.write(column.record_name(complete.name), complete.dumps())
                 self._remove_receipts()
+                self._tell_empty(files)
         return self.is_complete
 
     def __enter__(self) -> Self:
@@ -231,13 +249,44 @@ class ColumnWriter:
             if differing:
                 raise UsageError(
                     f"{self._store.where(self._folder)}: the column was started with a different "
-                    f"{', '.join(differing)}. Use the same settings or a different name, or remove "
-                    "this folder."
+                    f"{', '.join(differing)}. Use the same settings or a different name, or first "
+                    f"run {self._removal()}."
                 )
         is_new = existing is None or self._records.split not in existing.splits
         if is_new and begun is None:
             self._store.write(column.begun_name(name), self.column.dumps())
         return existing
+
+    def _removal(self) -> str:
+        return f"imagenet-prep remove-column {self._records.root} {self.column.name}"
+
+    def _tell_kept(self) -> None:
+        """Logs the number of rows that exist already: a changed script does not change them."""
+        kept = total = 0
+        for number, shard in enumerate(self._records.shards):
+            total += shard.examples
+            done = self._finished(number)
+            if done is not None:
+                kept += shard.examples - len(done.missing)
+        if kept:
+            say_once(
+                f"{self._store.where(self._folder)}: {kept:,} of {counted(total, 'row')} of "
+                f"{self._records.split} exist already, and stay as they are. To compute them "
+                f"again, first run {self._removal()}."
+            )
+
+    def _tell_empty(self, files: Sequence[ColumnFile]) -> None:
+        """Warns if no image has a text, as after a lookup by names that are no keys."""
+        if not self.column.is_text:
+            return
+        empty = len(self.column.empty_row)
+        if all(rows.num_bytes == rows.rows * empty for rows in files):
+            say_once(
+                f"{self._store.where(self._folder)}: no image of {self._records.split} has a text. "
+                "If the script looks up texts by key: keys are CLASS/NAME, as printed by "
+                f"imagenet-prep show {self._records.root} --keys. To write the column again, first "
+                f"run {self._removal()}."
+            )
 
     def _finished(self, number: int) -> ColumnFile | None:
         """Returns a shard's entry from its receipt or column.json; None if it has no rows yet."""

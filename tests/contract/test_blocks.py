@@ -39,7 +39,7 @@ columns.md: Write 2
 columns.md: Texts
     e2e/test_documented_code.py
     test_documented_captions_come_from_metadata_csv
-    the captions of each key, several or none
+    the captions of each key, one or several; names that are no keys are refused
 columns.md: Read
     e2e/test_documented_code.py
     test_documented_latents_match_images_and_their_mirrors

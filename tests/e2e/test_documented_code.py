@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -207,14 +208,17 @@ def test_documented_captions_come_from_metadata_csv(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"{record.wnid}/{record.filename}" for record in split_records(copy, "train")]
-    expected = [[f"{key}, text {i}\n" for i in range(n % 3)] for n, key in enumerate(keys)]
-    with open(tmp_path / "metadata.csv", "w", encoding="utf-8", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(("file_name", "text"))
-        for key, texts in zip(keys, expected, strict=True):
-            lines.writerows((key, text) for text in texts)
+    expected = [[f"{key}, text {i}\n" for i in range(1 + n % 3)] for n, key in enumerate(keys)]
     monkeypatch.chdir(tmp_path)
-    blocks.run("columns.md: Texts", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
+    for before in ("train/", ""):
+        with open("metadata.csv", "w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(("file_name", "text"))
+            for key, texts in zip(keys, expected, strict=True):
+                lines.writerows((before + key, text) for text in texts)
+        # Names that are no keys must not become a column without texts.
+        with pytest.raises(KeyError) if before else contextlib.nullcontext():
+            blocks.run("columns.md: Texts", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
 
     for number, texts in numbered_rows(copy, "captions"):
         assert texts == expected[number]

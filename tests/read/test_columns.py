@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -394,6 +395,24 @@ def test_interrupted_loop_continues_with_the_next_file(damaged: Path) -> None:
     assert len(read(damaged)) == NUM_TRAIN // 8
 
 
+def test_kept_rows_are_reported(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(damaged, world=World(0, 2))
+    assert not caplog.messages
+    write(damaged, world=World(1, 2))
+    assert not caplog.messages
+    write(damaged)
+    said = says("exist-already-stay-compute-them", damaged, NUM_TRAIN, NUM_TRAIN, "train", NAME)
+    (line,) = caplog.messages
+    assert re.search(said, line)
+
+
+def test_shape_must_be_a_list(damaged: Path) -> None:
+    shape: Any = 3
+    with pytest.raises(UsageError, match=says("column-shape-expected-list-numbers", ..., "3")):
+        ColumnWriter(damaged, "train", NAME, shape, "int32", batch_size=8)
+    assert not (damaged / "columns").exists()
+
+
 def test_only_a_removed_file_is_computed_again(marked: Path, copy: Path) -> None:
     (copy / column.file_name(NAME, SHARD)).unlink()
     assert write(copy) == TRAIN[1]
@@ -449,8 +468,8 @@ def test_column_with_different_settings_is_refused(
     [
         ({"reader": {"classes": [1]}}, says("reader-expected-some", "['classes']", "antialias")),
         ({"view": "mine"}, says("view-expected-none", "'mine'", "'image'")),
-        ({"about": object()}, "column 'marks': "),
-        ({"about": float("nan")}, "column 'marks': "),
+        ({"about": object()}, says("column-about-expected-dicts-lists", "'marks'")),
+        ({"about": float("nan")}, says("column-about-expected-dicts-lists", "'marks'", "nan")),
     ],
 )
 def test_invalid_settings_are_refused(damaged: Path, more: dict[str, Any], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,18 @@ def test_string_is_a_list_of_one(damaged: Path) -> None:
     assert {text for batch in read(damaged) for texts in batch[FIELD] for text in texts} == {
         "a dog"
     }
+
+
+@pytest.mark.parametrize("texts", [[], ["a dog"]])
+def test_column_without_any_text_is_reported(
+    damaged: Path, caplog: pytest.LogCaptureFixture, texts: list[str]
+) -> None:
+    with begin(damaged) as writer:
+        for number, batch in enumerate(writer):
+            first = texts if number == 0 else []
+            writer.write([first] + [[]] * (len(batch["number"]) - 1))
+    said = [re.search(says("no-image-text-script-looks"), line) for line in caplog.messages]
+    assert [*map(bool, said)] == [True] * (not texts)
 
 
 def test_array_of_strings_is_accepted(damaged: Path) -> None:

@@ -148,6 +148,31 @@ def test_readmitted_image_loses_its_quarantine_line(excluded: Path, tmp_path: Pa
     assert_all_accounted_for(tmp_path / "new")
 
 
+@pytest.mark.parametrize("flag", ["--exclude", "--relabel"])
+def test_standing_list_may_be_empty(excluded: Path, tmp_path: Path, flag: str) -> None:
+    asked = tmp_path / "empty"
+    write(asked, b"key,class\n" if flag == "--relabel" else b"")
+    new = tmp_path / "new"
+    refused = done("amend", excluded, flag, asked, "--out", new, code=2)
+    assert "--allow-unknown" in refused.err
+    done("amend", excluded, flag, asked, "--allow-unknown", "--out", new)
+    assert stored(new) == stored(excluded)
+    assert_counted(new, 2)
+
+
+def test_prepare_accepts_an_empty_standing_list(tmp_path: Path) -> None:
+    source = photographs(tmp_path / "photos", [0, 1])
+    plain = tmp_path / "plain"
+    empty = tmp_path / "empty"
+    write(empty, b"")
+    done("prepare", source, plain)
+    # No image was excluded from this dataset.
+    for number, listed in enumerate((empty, plain / "quarantine.jsonl")):
+        new = tmp_path / f"new-{number}"
+        done("prepare", source, new, "--exclude", listed, "--allow-unknown")
+        assert stored(new) == stored(plain)
+
+
 def test_standing_list_is_applied_with_allow_unknown(excluded: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     new = tmp_path / "new"

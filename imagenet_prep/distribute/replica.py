@@ -20,7 +20,12 @@ from imagenet_prep.dataset import column, manifest, schema
 from imagenet_prep.dataset.column import WHOLE, Column, Placement, load
 from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
 from imagenet_prep.storage import columns as of_store
-from imagenet_prep.storage.dataset_store import Dataset, require_file, stray_files
+from imagenet_prep.storage.dataset_store import (
+    Dataset,
+    refuse_unrelated,
+    require_file,
+    stray_files,
+)
 from imagenet_prep.storage.fetch import IncomingFile, incoming
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Ledger
@@ -71,6 +76,8 @@ class Target:
         """Raises UsageError if the target has a different dataset or column, or surplus shards."""
         theirs = self._read(schema.MANIFEST)
         ours = self.manifest.digest
+        if theirs is None:
+            refuse_unrelated(self.store)
         # The same bytes need not be parsed. Different bytes may still be the same dataset.
         digest = ours if theirs is None or theirs == self._data else _digest(theirs)
         is_older = digest in {step.parent for step in self.manifest.settings.amendments}

@@ -27,6 +27,7 @@ from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import local_file
+from imagenet_prep.storage.dataset_store import unrelated_names
 from imagenet_prep.storage.folder import LocalStore, hard_link
 from imagenet_prep.storage.local_file import LargeFile, removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import hashed
@@ -287,6 +288,8 @@ def _refuse_obstacles(
         for folder in sorted(folders):
             paths = (f"{folder}/{name}" for name in store.list_folder(folder))
             strangers += (path for path in paths if path not in shards)
+    else:
+        strangers += unrelated_names(store)
     if strangers:
         advice = "or add --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(

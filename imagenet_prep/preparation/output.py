@@ -35,7 +35,7 @@ from imagenet_prep.shards.commit import publish, refuse_too_many, summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import TfrecordSet, split_of
 from imagenet_prep.storage import dataset_store
-from imagenet_prep.storage.dataset_store import Dataset, shard_files, stray_files
+from imagenet_prep.storage.dataset_store import Dataset, refuse_unrelated, shard_files, stray_files
 from imagenet_prep.storage.ledger import note_source
 from imagenet_prep.storage.store import Store
 
@@ -191,6 +191,8 @@ class Output:
 
     def _decide(self) -> Decision:
         self.seen = output_state.look(self.store, self.wanted)
+        if self.seen.dataset is None and self.seen.begun is None:
+            refuse_unrelated(self.store)
         decision = self._decision = output_state.decide(self.seen, self.wanted, self.changed)
         self.is_doubted = decision.is_doubted
         if not decision.left and self.store.as_folder:

@@ -366,6 +366,9 @@ class TraceSearch:
         delete = f"delete {where}"
         if where.startswith("s3://"):
             delete = f"delete all objects below {where}"
+        others = dataset_store.unrelated_names(dataset.store)
+        if others:
+            delete = f"delete the files of the dataset in {where}, but not {some(others)}"
         action = {
             DATASET: f"made again without it: {self.out}. Then {delete}",
             REPLICA: f"imagenet-prep replicate {self.out} --to {where} --replace; or {delete}",

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError, SourceError, some
+from imagenet_prep.core.errors import DataDamagedError, SourceError, StoreError, some
 from imagenet_prep.core.terminal import printable
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.formats import ending, is_hidden
@@ -46,43 +46,56 @@ class SourceProblems:
     def __init__(self) -> None:
         self.number = 0
         self._kept: list[str] = []
+        self._num_unreadable = 0
 
     def __bool__(self) -> bool:
         return self.number > 0
 
-    def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
+    def add(self, problem: str | SourceError | StoreError | OSError, where: object = "") -> None:
         """Adds a message or an error; the message about an OSError names the path `where`."""
         if isinstance(problem, OSError):
             problem = _unreadable(where, problem, _CHECK)
         self.number += 1
+        self._num_unreadable += isinstance(problem, StoreError)
         if len(self._kept) < _MOST_KEPT:
             self._kept.append(printable(str(problem)))
 
     def raise_all(self, where: object) -> None:
-        """If there are problems, raises one SourceError with their number and the kept messages."""
+        """If there are problems, raises one error with their number and the kept messages.
+
+        It is a StoreError if all of them are files or folders without permission: nothing is known
+        about their content.
+        """
         lines = sorted(self._kept)
         if self.number > 1:
             shown = f", {_MOST_KEPT} of them above" if self.number > _MOST_KEPT else ""
             advice = "Fix them and run the same command again."
             lines.append(f"{where}: {self.number:,} problems{shown}. {advice}")
-        if lines:
-            raise SourceError("\n".join(lines))
+        if not lines:
+            return
+        message = "\n".join(lines)
+        if self._num_unreadable == self.number:
+            raise StoreError(message)
+        raise SourceError(message)
 
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
-    """Turns an OSError into a SourceError with `path` or, if that is "", the error's own path."""
+    """Turns an OSError into an error with `path` or, if that is "", the error's own path.
+
+    It is a SourceError if the source may be the cause, otherwise a StoreError.
+    """
     try:
         yield
     except OSError as error:
         raise _unreadable(path or error.filename or "the source", error, remedy) from error
 
 
-def _unreadable(where: object, error: OSError, remedy: str) -> SourceError:
+def _unreadable(where: object, error: OSError, remedy: str) -> SourceError | StoreError:
     if isinstance(error, PermissionError):
-        remedy = _CHECK  # listed with the other problems of the source
-    else:
-        require_disk(where, error)
+        # Returned and not raised, to be listed with the other problems of the source.
+        return StoreError(f"{where}: cannot be read: {error.strerror}. {_CHECK}")
+    require_disk(where, error)
     return SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}")
 
 
@@ -204,7 +217,7 @@ def is_image(path: Path, *, by_content: bool) -> bool:
 
 
 def _photograph(path: Path) -> str | None:
-    """Returns the format of a photograph; raises SourceError if a file cannot be read."""
+    """Returns the format of a photograph; raises StoreError if a file cannot be read."""
     if path.name.startswith("."):
         return None
     # `scan` reports files that are not regular.
@@ -227,7 +240,7 @@ def below(
         if not is_called_an_image(file.path):
             try:
                 kind = _photograph(folder / file.path) if by_content else None
-            except SourceError as error:
+            except (SourceError, StoreError) as error:
                 if problems is None:
                     raise
                 problems.add(error)

@@ -24,8 +24,18 @@ from imagenet_prep.core.errors import (
     ManifestError,
     StoreError,
     UsageError,
+    some,
 )
-from imagenet_prep.dataset import class_list, column, consistency, manifest, samples, schema, tfds
+from imagenet_prep.dataset import (
+    class_list,
+    column,
+    consistency,
+    formats,
+    manifest,
+    samples,
+    schema,
+    tfds,
+)
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.column import Placement
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, require_samples
@@ -185,6 +195,39 @@ def stray_files(store: Readable, shards: Collection[str]) -> list[str]:
         if name not in known
         if schema.split_of(name) in splits or "/" in name or schema.looks_like_shard(name)
     ]
+
+
+# Endings of files that are sources of images.
+_SOURCES = frozenset(
+    {".avif", ".bmp", ".gif", ".gz", ".heic", ".jpeg", ".jpg", ".parquet", ".png", ".rec", ".tar"}
+    | {".tgz", ".tif", ".tiff", ".webp", ".zip"}
+)
+
+
+def unrelated_names(store: Readable) -> list[str]:
+    """Returns folders, images and archives next to the files of a dataset, if it is a folder.
+
+    Files of other kinds, such as a log, are not included.
+    """
+    if store.as_folder is None:
+        return []
+    files = {*store.names("")}
+    return [
+        name
+        for name in store.list_folder()
+        if not formats.is_hidden(name) and name not in (schema.COLUMNS, *schema.BESIDE)
+        if name not in files or formats.ending(name) in _SOURCES
+    ]
+
+
+def refuse_unrelated(store: Readable) -> None:
+    """Raises UsageError if a new dataset would be mixed with folders, images or archives."""
+    names = unrelated_names(store)
+    if names:
+        raise UsageError(
+            f"{store.where()} contains {some(names)}, and no dataset. Choose an empty folder, or a "
+            f"new one below it, such as {store.where()}/set."
+        )
 
 
 def refuse_inside(out: str, dataset: Dataset) -> None:

@@ -13,7 +13,7 @@ from imagenet_prep import diff, report, show
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
-from tests.kit.dataset import all_files
+from tests.kit.dataset import all_files, contents
 from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
@@ -123,3 +123,22 @@ def test_output_inside_the_input_is_refused(sound: Path, tmp_path: Path, verb: s
         assert "Choose" in result.err or says("out-source-adopt-place-remove").search(result.err)
     assert (all_files(sound), all_files(source)) == before
     assert command.run(*written(verb, sound, sound.parent / f"next-{verb}")).code == 0
+
+
+@pytest.mark.parametrize("name", ["photographs/cat/1.jpg", "ILSVRC2012_img_val.tar"])
+@pytest.mark.parametrize("verb", ["prepare", "resize", "amend", "adopt", "rewrite", "replicate"])
+def test_dataset_is_not_mixed_with_sources(
+    sound: Path, tmp_path: Path, verb: str, name: str
+) -> None:
+    layouts.write(tmp_path / "out" / name, b"mine")
+    result = command.run(*written(verb, sound, tmp_path / "out"))
+    assert result.code == 2, result
+    assert name.partition("/")[0] in result.err
+    assert [*contents(tmp_path / "out")] == [name]
+
+
+def test_dataset_may_be_next_to_a_log(sound: Path, tmp_path: Path) -> None:
+    for other in ("prepare.log", "lost+found/x", ".hidden/x.jpg"):
+        layouts.write(tmp_path / "out" / other, b"mine")
+    for verb in ("prepare", "prepare"):
+        assert command.run(*written(verb, sound, tmp_path / "out")).code == 0

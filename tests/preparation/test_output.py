@@ -443,22 +443,23 @@ def test_future_file_time_is_recorded_as_the_start(
 @pytest.mark.parametrize("damage", [None, *DAMAGE])
 def test_invalid_or_missing_source_record_is_ignored(tmp_path: Path, damage: bytes | None) -> None:
     wanted = resized("train", identities={"train": "a"})
-    note = tmp_path / ".work/source.json"
+    out = tmp_path / "out"
+    note = out / ".work/source.json"
     make(tmp_path / "other", resized("train", size=9, identities={"train": "a"}))
-    make(tmp_path, wanted)
-    assert knows(tmp_path, wanted)
+    make(out, wanted)
+    assert knows(out, wanted)
     content = note.read_bytes()
     for other in (
         (tmp_path / "other/.work/source.json").read_bytes(),
         content.replace(b'"train"', b'"test"'),
     ):
         note.write_bytes(other)
-        assert not knows(tmp_path, wanted)
+        assert not knows(out, wanted)
     if damage is None:
         note.unlink()
     else:
         note.write_bytes(damage)
-    assert not knows(tmp_path, wanted)
+    assert not knows(out, wanted)
 
 
 def test_keys_absent_in_replaced_split_are_undeclared(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import folder, ilsvrc, labels
 from imagenet_prep.sources.folder import FolderSource
@@ -312,7 +312,7 @@ def test_unreadable_class_folder_is_named_by_its_path(tmp_path: Path, system: Sy
 
     system.instead("scandir", refuse)
     with pytest.raises(
-        SourceError, match=says("cannot-read-2", f"{tmp_path}/cat", "Permission denied")
+        StoreError, match=says("cannot-read-2", f"{tmp_path}/cat", "Permission denied")
     ):
         folder.find(tmp_path, ["train"])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import SourceError, StoreError
 from imagenet_prep.dataset import formats
 from imagenet_prep.sources import layout, scan
 from imagenet_prep.sources.scan import SourceProblems
@@ -149,12 +149,25 @@ def test_unreadable_file_is_an_error_whatever_its_name(
 
     system.instead("open", refused)
     problems = SourceProblems() if is_collected else None
-    with pytest.raises(SourceError, match=says("cannot-read-3", name, "Permission denied")):
+    # Without permission, nothing is known about the file: it is not called damaged.
+    with pytest.raises(StoreError, match=says("cannot-read-3", name, "Permission denied")):
         files = scan.below(tmp_path, None, by_content=True, problems=problems)
         assert not files.ignored[formats.ending(name)]
         assert problems is not None
         problems.raise_all(tmp_path)
     scan.below(tmp_path, None, by_content=False)  # files of ImageNet are recognised by their names
+
+
+def test_damage_decides_about_an_unreadable_source(tmp_path: Path) -> None:
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    for damage, expected in ((None, StoreError), ("holds no image", SourceError)):
+        problems = SourceProblems()
+        for name in ("1.jpg", "2.jpg"):
+            problems.add(denied, tmp_path / name)
+        if damage:
+            problems.add(damage)
+        with pytest.raises(expected, match="2.jpg: cannot be read"):
+            problems.raise_all(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["noext", "x.heic", "1.jpg"])

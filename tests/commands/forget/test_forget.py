@@ -175,6 +175,22 @@ class World:
 
 
 @pytest.mark.slow
+def test_advice_keeps_other_files_of_the_folder(tmp_path: Path) -> None:
+    anna = write_photos(tmp_path / "photos", with_copies=False)
+    dataset = tmp_path / "set"
+    prepare(tmp_path / "photos", dataset)
+    picture = tmp_path / "anna.jpg"
+    picture.write_bytes(anna)
+    words = ["forget", dataset, "--image", picture, "--out", tmp_path / "new", "--dry-run", "--json"]
+    (place,) = [p for p in done(*words).json["places"] if p["kind"] == "dataset"]
+    assert place["action"].endswith(f"Then delete {dataset}")
+    write(dataset / "diary" / "1.jpg", b"mine")
+    (place,) = [p for p in done(*words).json["places"] if p["kind"] == "dataset"]
+    kept = "Then delete the files of the dataset in"
+    assert place["action"].endswith(f"{kept} {dataset}, but not diary")
+
+
+@pytest.mark.slow
 @pytest.mark.extras
 def test_forget_finds_image_everywhere_and_nothing_else(tmp_path: Path, hosts: Hosts) -> None:
     world = World(tmp_path, hosts)

@@ -166,6 +166,9 @@ def _horovod(name: str, framework: imports.Framework) -> Check:
     return Check(title, "ok", found)
 
 
+_NO_DRIVER = "for training on GPUs, install NVIDIA's driver; nvidia-smi shows whether it works"
+
+
 def _gpus() -> Check:
     count = imports.gpus()
     listed = list(_DRIVER.glob("gpus/*"))
@@ -178,7 +181,7 @@ def _gpus() -> Check:
         found = f"the driver lists {counted(len(listed), 'GPU')}, but CUDA finds none"
         remedy = "nvidia-smi; check CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
         return Check("GPU", "wrong", found, remedy)
-    return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", "nvidia-smi")
+    return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", _NO_DRIVER)
 
 
 def _judged(name: str, is_ok: bool, found: str, remedy: str) -> Check:

@@ -104,6 +104,12 @@ def duplicates(config: DuplicatesConfig) -> Json:
     if config.against is not None:
         other, _, split = config.against.rpartition(":")
         if split not in schema.SPLITS:
+            folder = Path(other).expanduser()
+            if other and folder.is_dir() and not Path(config.against).expanduser().exists():
+                raise UsageError(
+                    f"--against {config.against}: {split!r} is not a split. Expected SET or "
+                    f"SET:SPLIT with one of {', '.join(schema.SPLITS)}."
+                )
             other = config.against
             split = ""
         sides.append(_set(other, [split] if split else schema.SPLITS, out, other=True))
@@ -311,9 +317,15 @@ def judge(config: DuplicatesConfig, result: Json) -> None:
     """Raises DataDamagedError for unreadable images, and if --fail-on forbids the duplicates."""
     problems = result["problems"]
     if problems:
+        number = terminal.counted(len(problems), "problem")
+        if config.source is not None:
+            raise DataDamagedError(
+                f"{number}. Images of the source that cannot be decoded were not compared; prepare "
+                "would quarantine them. For images of a dataset, run imagenet-prep verify."
+            )
         raise DataDamagedError(
-            f"{terminal.counted(len(problems), 'problem')}. Unreadable images were "
-            "compared only by the hashes in the table of samples. Run imagenet-prep verify."
+            f"{number}. Unreadable images were compared only by the hashes in the table of "
+            "samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(

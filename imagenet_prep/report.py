@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, small_files
 from imagenet_prep.core.address import absolute
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    ImagenetPrepError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
 from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.small_files import FileKind
@@ -31,6 +37,10 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.dataset.shared_flags import data_set, without_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from imagenet_prep.dataset.predictions import Prediction
+    from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting.facts import DatasetFacts
     from imagenet_prep.reporting.render import Disagreements
     from imagenet_prep.storage.store import Readable
@@ -127,12 +137,14 @@ def _refuse_folder_of_others(folder: Path) -> None:
 
 
 def _page(config: ReportConfig, store: Readable) -> str:
-    from imagenet_prep.dataset import predictions
     from imagenet_prep.reporting import page, plots, render, sample
 
     made_at = datetime.now(UTC)
+    # The check can take hours, so read the small files of the user before it.
     trained = plots.load(Path(config.training).expanduser()) if config.training else []
     try:
+        predicted = _predictions(config, store)
+        sheet = _sheet(config)
         facts = _facts(config, config.dataset, store)
     except ManifestError as error:
         print(f"damaged: {error}", file=sys.stderr)
@@ -140,11 +152,13 @@ def _page(config: ReportConfig, store: Readable) -> str:
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
     found = None
-    if config.predictions is not None:
-        path = Path(config.predictions).expanduser()
-        said = predictions.read(path, facts.manifest.classes.count)
-        found = render.find_mistakes(said, facts.words, facts.images_of)
-    disagreements = _disagreements(config, facts) if config.labels else None
+    if predicted is not None:
+        found = render.find_mistakes(predicted, facts.words, facts.images_of)
+    disagreements = None
+    if isinstance(sheet, ImagenetPrepError):
+        facts.problems.append(str(sheet))
+    elif sheet is not None:
+        disagreements = _disagreements(config, sheet, facts)
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, listed at the top of the page", file=sys.stderr)
@@ -161,16 +175,37 @@ def _page(config: ReportConfig, store: Readable) -> str:
     )
 
 
-def _disagreements(config: ReportConfig, facts: DatasetFacts) -> Disagreements | None:
-    """Compares the label lists; if a table is damaged, adds a problem and returns None."""
+def _predictions(config: ReportConfig, store: Readable) -> Iterable[Prediction] | None:
+    from imagenet_prep.dataset import predictions
+    from imagenet_prep.storage.dataset_store import open_dataset
+
+    if config.predictions is None:
+        return None
+    classes = open_dataset(store, parts=True, check=False).manifest.classes
+    path = Path(config.predictions).expanduser()
+    for _ in predictions.read(path, classes.count):
+        pass  # an error in any line ends the loop
+    return predictions.read(path, classes.count)
+
+
+def _sheet(config: ReportConfig) -> Sheet | DataDamagedError | StoreError | None:
+    """Returns the label lists and the labels of the dataset, or the damage of its tables."""
     from imagenet_prep.evaluation.sheet import Sheet
+
+    if not config.labels:
+        return None
+    try:
+        return Sheet([config.dataset], config.labels)
+    except ManifestError:
+        raise
+    except (DataDamagedError, StoreError) as error:
+        return error
+
+
+def _disagreements(config: ReportConfig, sheet: Sheet, facts: DatasetFacts) -> Disagreements:
+    """Compares the label lists with the dataset and with each other."""
     from imagenet_prep.reporting import render
 
-    try:
-        sheet = Sheet([config.dataset], config.labels)
-    except (DataDamagedError, StoreError) as error:
-        facts.problems.append(str(error))
-        return None
     rows = sheet.sets[config.dataset]
     own = {number: (label,) for number, label in enumerate(rows.class_index.tolist())}
     labels = {"the dataset": own, **sheet.labels[config.dataset]}

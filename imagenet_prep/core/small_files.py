@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 
 # Enough for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
@@ -113,14 +113,27 @@ class FileKind(NamedTuple):
     at: int = 0
 
 
+def _require_writable(path: Path) -> None:
+    """Raises StoreError if this user cannot write the file, before a command works for hours."""
+    folder = path.absolute().parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    effective = os.access in os.supports_effective_ids
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
+        raise StoreError(
+            f"cannot write {path}: no permission to write in {folder}. Choose a different file."
+        )
+
+
 def require_own(path: Path, kind: FileKind | None) -> None:
     """Raises UsageError if the running command must not write a file at `path`.
 
-    It may create a file, and replace an empty file or one of its own kind. `kind` is None only for
-    a name that belongs to this program.
+    Raises StoreError if the user has no permission. The command may create a file, and replace an
+    empty file or one of its own kind. `kind` is None only for a name that belongs to this program.
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
+    _require_writable(path)
     if kind is None:
         return
     try:

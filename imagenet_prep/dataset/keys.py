@@ -288,7 +288,8 @@ class KeyList:
                 f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
                 "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
                 "train:n01440764/n01440764_10026.JPEG. A blank at the start or end of a line is "
-                "part of the key. For a list that is applied repeatedly, add --allow-unknown."
+                "part of the key. For a list that is applied repeatedly, whose images may already "
+                "be excluded, add --allow-unknown."
             )
 
 

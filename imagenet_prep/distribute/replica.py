@@ -86,6 +86,13 @@ class Target:
                 f"{self.store.where()} has an older version of this dataset (manifest "
                 f"{digest[:16]}). To replace it, use --replace; or choose a different target."
             )
+        if digest == _DAMAGED_MANIFEST:
+            raise UsageError(
+                f"{self.store.where(schema.MANIFEST)} is damaged, so the dataset there is unknown. "
+                "If it is a replica of this dataset, remove this file and run the same command "
+                "again: only damaged and missing files are copied. Otherwise, choose a different "
+                "target."
+            )
         if digest != ours and not is_older:
             raise UsageError(
                 f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
@@ -195,11 +202,14 @@ class Target:
         return self.store.read(name) if self.store.size(name) is not None else None
 
 
+_DAMAGED_MANIFEST = "damaged"
+
+
 def _digest(data: bytes) -> str:
     try:
         return str(strict_json.loads(data)["digest"])
     except (ValueError, LookupError, TypeError):
-        return "damaged"
+        return _DAMAGED_MANIFEST
 
 
 _INCOMING = f"{schema.WORK}/incoming"
@@ -300,7 +310,8 @@ class Replica(Target):
         free = self.store.free_bytes()
         if lacking and free < needed:
             raise StoreError(
-                f"{self.store.where()}: {needed:,} bytes are needed, {free:,} are free. Nothing "
+                f"{self.store.where()}: {needed:,} bytes are needed, with a margin of "
+                f"{SPARE_BYTES:,}, and {free:,} are free. Nothing "
                 f"was copied. Free {needed - free:,} bytes there."
             )
 

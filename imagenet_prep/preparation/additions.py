@@ -168,9 +168,10 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     other_classes = sorted(name for name in names if classes.of_folder(name) is None)
     if other_classes:
         raise UsageError(
-            f"--add {where}: {len(other_classes):,} of its classes are not in the dataset: "
-            f"{some(other_classes)}. amend cannot add classes: labels are positions in the class "
-            "list."
+            f"--add {where}: folders that are not classes of the dataset: {some(other_classes)}. "
+            "amend cannot add classes, because labels are positions in the class list. For new "
+            "classes, run prepare on all photographs. If the folder is one class, give the folder "
+            "above it."
         )
     source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
     reader = source.images

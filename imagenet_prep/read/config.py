@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -46,6 +47,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "on_bad_record": get_args(batch.OnBadRecord),
 }
 _REMOTE_WINDOW = 16  # default of `shuffle_window` for remote datasets
+_INTEGERS = ("batch_size", "num_threads", "shuffle_window", "seed", "choice_seed")
 _LEAST = {"batch_size": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -65,16 +67,28 @@ class WantedExamples:
     choice_seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise UsageError(f"fraction={self.fraction}: expected more than 0, at most 1")
-        part, parts = self.fold
+        try:
+            is_share = 0 < self.fraction <= 1
+        except TypeError:
+            is_share = False
+        if not is_share:
+            raise UsageError(f"fraction={self.fraction!r}: expected more than 0, at most 1")
+        try:
+            part, parts = map(operator.index, self.fold)
+        except (TypeError, ValueError):
+            part = parts = 0
         if not 0 <= part < parts:
-            raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
+            raise UsageError(f"fold={self.fold!r}: expected (k, n) with 0 <= k < n")
         if self.others and parts == 1:
             raise UsageError("others=True reads all parts except part k: add fold=(k, n)")
         if self.remap and self.classes is None:
             raise UsageError("remap=True renumbers the chosen classes: add classes=[...]")
-        if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
+        for name in ("keys", "exclude"):
+            path = getattr(self, name)
+            if not isinstance(path, str | os.PathLike | None):
+                raise UsageError(f"{name}={path!r}: expected the path of a file with keys")
+        is_list = isinstance(self.classes, Collection) and not isinstance(self.classes, str)
+        if self.classes is not None and not (is_list and len(self.classes)):
             raise UsageError(
                 f"classes={self.classes!r}: expected a list of WNIDs or class indices, or None for "
                 "all"
@@ -170,6 +184,7 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             if value not in allowed and not (value is None and name in ("framework", "dtype")):
                 expected = ", ".join(map(repr, allowed))
                 raise UsageError(f"{name}={value!r}: expected one of {expected}")
+        self._require_types()
         for name, least in _LEAST.items():
             number = getattr(self, name)
             if number is not None and number < least:
@@ -195,6 +210,23 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
                 f"{self.location} is a folder: cache_dir and cache_gb need a remote dataset"
+            )
+
+    def _require_types(self) -> None:
+        for name in _INTEGERS:
+            number = getattr(self, name)
+            if number is None and name == "shuffle_window":
+                continue
+            try:
+                # NumPy's integers are integers, but 8.0 is none.
+                operator.index(number)
+            except TypeError:
+                raise UsageError(f"{name}={number!r}: expected an integer") from None
+        if not isinstance(self.world, World | None):
+            raise UsageError(f"world={self.world!r}: expected World(rank, size)")
+        if self.out is not None and not callable(self.out):
+            raise UsageError(
+                f"out={self.out!r}: expected a function that returns the memory for a batch"
             )
 
     def _check_sizes(self) -> None:

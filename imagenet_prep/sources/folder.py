@@ -546,16 +546,20 @@ def _class_folders(folder: Path, classes: ClassList, problems: SourceProblems) -
 
 def _loose_files(folder: Path, by_content: bool, problems: SourceProblems) -> Counter[str]:
     ignored = Counter[str]()
+    loose: list[str] = []
     for path in folder.iterdir():
         if is_hidden(path.name):
             ignored.update(map(ending, hidden_files(folder, path.name)))
         elif path.is_file():
             if scan.is_image(path, by_content=by_content):
-                problems.add(
-                    f"{path}: is next to the class folders, so it has no class. Move it away, or "
-                    "into the folder of its class."
-                )
+                loose.append(path.name)
             ignored[ending(path.name)] += 1
+    if loose:
+        problems.add(
+            f"{folder}: {counted(len(loose), 'image')} next to the class folders, and so without a "
+            f"class: {some(sorted(loose))}. Move them into the folder of their class, or away. If "
+            f"{folder.name} itself is a class, give the folder above it."
+        )
     return ignored
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import re
 import subprocess
 import sys
 import tempfile
@@ -420,6 +421,8 @@ def say_left_behind(store: Readable) -> None:
 NAMESPACE = "imagenet-prep"
 # SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
 _MOST_SIGNATURE_BYTES = 16 << 10
+# A line of a public key; a line of allowed signers begins with a name.
+_KEY_TYPE = re.compile(rb"\s*(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+\s+AAAA")
 _KEYGEN_LIMIT_S = 30
 # Files that commands use. The manifest has their sha256, except that of placement.json.
 _SMALL_FILES = (schema.PLACEMENT, schema.LABELS, schema.QUARANTINE, *schema.TFDS_FILES)
@@ -468,18 +471,31 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
         f"Get {name} and {signature} from the author again, or ask the author to sign: "
         f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"
     )
-    if not path.is_file():
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--signers {signers}: is a folder, a pipe or a device, expected a file")
+    if not path.exists():
         raise UsageError(f"--signers {signers}: there is no such file")
     signed = read_signature(store, name)
     if signed is None:
         raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
     identity, reason = _identity(signed, data, path.read_bytes())
     if identity is None:
+        _refuse_public_key(signers, path.read_bytes())
         raise DataDamagedError(
             f"{where}: not a valid signature of {name} by a key in {signers} (ssh-keygen: "
             f"{reason}). {remedy}"
         )
     return identity
+
+
+def _refuse_public_key(signers: str, allowed: bytes) -> None:
+    """Raises UsageError if a line of the file lacks the name of the signer."""
+    for number, line in enumerate(allowed.splitlines(), start=1):
+        if _KEY_TYPE.match(line):
+            raise UsageError(
+                f"--signers {signers}: line {number} has no name before the key, as in a public "
+                "key. Expected: NAME KEY-TYPE KEY, such as lab@example.org ssh-ed25519 AAAA..."
+            )
 
 
 def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:

@@ -288,6 +288,8 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
     require_file(store)
     if store.size(schema.MANIFEST) is None:
         if store.as_folder is not None and not store.as_folder.root.is_dir():
+            if store.as_folder.root.exists():
+                raise UsageError(f"{where}: is a file. Give the folder of the dataset.")
             raise UsageError(f"{where}: there is no such folder")
         listed = store.list_folder()
         # The folder of a training run has a .work, too.

@@ -126,7 +126,7 @@ def test_added_folders_may_lack_classes(parent: Path, tmp_path: Path) -> None:
     assert "dog/new.jpg" in rows(tmp_path / "out", "validation")
     (tmp_path / "add/val/dog").rename(tmp_path / "add/val/a bird")
     result = command.run("amend", parent, "--add", tmp_path / "add", "--out", tmp_path / "no")
-    refused = wording("add-classes-not-dataset-amend", tmp_path / "add", 1, "a bird")
+    refused = wording("add-folders-not-classes-dataset", tmp_path / "add", "a bird")
     assert (result.code, refused in result.err) == (2, True)
 
 

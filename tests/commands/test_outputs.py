@@ -6,11 +6,12 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imagenet_prep import diff, report, show
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep import diff, report, show, verify
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents
@@ -59,6 +60,23 @@ def test_foreign_file_is_kept_and_old_output_replaced(
     out.write_bytes(first + b"more")
     assert run(sound, out) == 0
     assert out.stat().st_size == len(first)
+
+
+def test_folder_without_permission_is_refused_at_once(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write everywhere.
+    refused = [str(tmp_path)]
+    real = os.access
+
+    def access(path: Any, mode: int, **more: Any) -> bool:
+        return str(path) not in refused and real(path, mode, **more)
+
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(verify, "verify", lambda _: pytest.fail("the dataset was read first"))
+    for name in ("page.html", "new/page.html"):
+        with pytest.raises(StoreError, match=says("cannot-write-no-permission-write", name)):
+            report.run([str(sound), "--out", str(tmp_path / name)])
 
 
 def written(verb: str, data: Path, out: Path) -> list[str | Path]:

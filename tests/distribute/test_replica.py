@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.distribute.replica import SPARE_BYTES as SPARE_BYTES
@@ -80,6 +80,16 @@ def test_a_replica_under_repair_has_no_manifest(
     assert left(replica) == said
 
 
+@pytest.mark.parametrize("damage", [b"{", b"{}"])
+def test_damaged_manifest_is_no_different_dataset(replica: Replica, damage: bytes) -> None:
+    path = replica.store.path(schema.MANIFEST)
+    path.write_bytes(damage)
+    with pytest.raises(UsageError, match=says("damaged-dataset-unknown-replica-dataset", path)):
+        replica.refuse_others()
+    path.unlink()
+    replica.refuse_others()
+
+
 def test_too_little_space_is_reported_before_any_transfer(replica: Replica, system: System) -> None:
     needed = sum(file.num_bytes for file in replica.files) + SPARE_BYTES
     system.has_free_bytes(needed)
@@ -87,7 +97,7 @@ def test_too_little_space_is_reported_before_any_transfer(replica: Replica, syst
     system.has_free_bytes(needed - 1)
     with pytest.raises(
         StoreError,
-        match=says("bytes-needed-free-nothing-copied", ..., f"{needed:,}", f"{needed - 1:,}"),
+        match=says("bytes-needed-free-nothing-copied", ..., f"{needed:,}", ..., f"{needed - 1:,}"),
     ):
         replica.require_space(replica.files)
     replica.require_space([])

@@ -355,6 +355,18 @@ def _uniform(name: str) -> float:
         ({"fraction": 0.0}, says("fraction-expected-more-0-most", "0")),
         ({"fraction": 1.5}, "fraction=1.5"),
         ({"fold": (3, 3)}, says("fold-expected-k-n-0", "(3, 3)")),
+        ({"fold": 3}, says("fold-expected-k-n-0", "3")),
+        ({"fold": (0.5, 3)}, says("fold-expected-k-n-0", "(0.5, 3)")),
+        ({"fraction": "10%"}, says("fraction-expected-more-0-most", "'10%'")),
+        ({"classes": 3}, says("classes-expected-list-wnids-class", "3")),
+        ({"exclude": ["a"]}, says("expected-path-file-keys", "exclude", "['a']")),
+        ({"keys": {"a": 1}}, says("expected-path-file-keys", "keys")),
+        ({"choice_seed": "a"}, says("expected-integer", "choice_seed", "'a'")),
+        ({"seed": None}, says("expected-integer", "seed", "None")),
+        ({"num_threads": "2"}, says("expected-integer", "num_threads", "'2'")),
+        ({"shuffle_window": 1.5}, says("expected-integer", "shuffle_window", "1.5")),
+        ({"world": (0, 2)}, says("world-expected-world-rank-size", "(0, 2)")),
+        ({"out": 3}, says("out-expected-function-returns-memory", "3")),
         ({"others": True}, says("others-true-reads-parts-except")),
         ({"remap": True}, says("remap-true-renumbers-chosen-classes")),
         ({"exclude": "absent"}, says("list-keys-cannot-read", "absent", "No such file")),
@@ -367,6 +379,13 @@ def test_empty_or_invalid_choice_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         reader_of(pictures, **asked)
+
+
+@pytest.mark.parametrize("size", [8.0, "8", None])
+def test_batch_size_must_be_an_integer(pictures: Path, size: Any) -> None:
+    with pytest.raises(UsageError, match=says("expected-integer", "batch_size", repr(size))):
+        reader_of(pictures, size)
+    assert reader_of(pictures, np.int64(8)).num_examples == COUNT  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["keys", "exclude"])

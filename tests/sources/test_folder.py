@@ -133,7 +133,9 @@ def test_empty_class_folder_is_named(root: Path) -> None:
 
 def test_image_next_to_class_folders_is_refused(root: Path) -> None:
     write(root / "train" / "stray.jpg", b"?")
-    with pytest.raises(SourceError, match=says("next-class-folders-no-class", "stray.jpg")):
+    write(root / "train" / "other.jpg", b"?")
+    said = says("next-class-folders-no-class", f"{root}/train", "2 images", "other.jpg, stray.jpg")
+    with pytest.raises(SourceError, match=said):
         folder.find(root, ["train"])
 
 

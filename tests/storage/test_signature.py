@@ -361,6 +361,16 @@ def test_missing_signers_are_a_usage_error(place: Path) -> None:
     (place / "signers").unlink()
     with pytest.raises(UsageError, match=says("signers-no-such-file")):
         signer(place)
+    (place / "signers").mkdir()
+    with pytest.raises(UsageError, match=says("signers-folder-pipe-device-expected")):
+        signer(place)
+
+
+@pytest.mark.parametrize("name", ["good.pub", "other.pub"])
+def test_public_key_without_a_name_is_explained(place: Path, name: str) -> None:
+    shutil.copy(place / name, place / "signers")
+    with pytest.raises(UsageError, match=says("signers-line-no-name-before", ..., 1)):
+        signer(place)
 
 
 def test_signature_above_16_kb_is_not_read(place: Path) -> None:

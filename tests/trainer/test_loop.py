@@ -294,6 +294,7 @@ def test_wrong_settings_are_refused_before_the_framework_starts(
     monkeypatch.setattr(loop, "connect", connect)
     for settings, said in (
         ({"data_dir": "nowhere"}, says("no-such-folder-2", "nowhere")),
+        ({"data_dir": __file__}, says("file-give-folder-dataset", "test_loop.py")),
         ({"data_dir": str(tmp_path)}, exactly("no dataset.json")),
         ({"batch_size": 68}, says("not-enough-one-step-batch")),
         ({"lr": 0.1}, re.compile("run holds a run with .*from scratch with --clear-log")),

@@ -233,7 +233,7 @@ def test_invalid_additions_are_refused(
     refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
     assert (
         refused.code,
-        bool(says("add-classes-not-dataset-amend", ..., "1").search(refused.err)),
+        bool(says("add-folders-not-classes-dataset").search(refused.err)),
     ) == (2, True)
     (tmp_path / "empty" / "n01440764").mkdir(parents=True)
     shutil.copytree(stranger.parent, tmp_path / "unread" / "train")

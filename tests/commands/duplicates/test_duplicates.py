@@ -665,6 +665,13 @@ def test_shard_damaged_after_hashing_is_reported(prepared: Path, tmp_path: Path)
     assert says("listed-above-unreadable-images-compared").search(result.err)
 
 
+def test_misspelt_split_of_the_other_dataset_is_named(copied: Path, tmp_path: Path) -> None:
+    words = ("duplicates", copied, "--against", f"{copied}:validatoin", "--out", tmp_path / "out")
+    result = command.run(*words)
+    assert result.code == 2
+    assert says("against-not-split-expected-set", ..., "'validatoin'").search(result.err)
+
+
 def test_no_pair_is_found_if_images_are_invalid(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         (tmp_path / "source" / name).mkdir(parents=True)
@@ -682,7 +689,8 @@ def test_no_pair_is_found_if_images_are_invalid(tmp_path: Path) -> None:
 
     assert result.code == 3
     assert "cats/1.jpg" in result.out
-    assert says("listed-above-unreadable-images-compared", "2 problems").search(result.err)
+    # A source has no table of samples, and verify does not read sources.
+    assert says("images-source-cannot-decoded-not", "2 problems").search(result.err)
     assert rows(tmp_path / "out") == []
 
 

@@ -181,7 +181,16 @@ def test_advice_keeps_other_files_of_the_folder(tmp_path: Path) -> None:
     prepare(tmp_path / "photos", dataset)
     picture = tmp_path / "anna.jpg"
     picture.write_bytes(anna)
-    words = ["forget", dataset, "--image", picture, "--out", tmp_path / "new", "--dry-run", "--json"]
+    words = [
+        "forget",
+        dataset,
+        "--image",
+        picture,
+        "--out",
+        tmp_path / "new",
+        "--dry-run",
+        "--json",
+    ]
     (place,) = [p for p in done(*words).json["places"] if p["kind"] == "dataset"]
     assert place["action"].endswith(f"Then delete {dataset}")
     write(dataset / "diary" / "1.jpg", b"mine")

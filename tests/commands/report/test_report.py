@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep import report
+from imagenet_prep import report, verify
 from imagenet_prep import report as report_verb
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.reporting import facts, render, sample
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -159,6 +159,18 @@ def test_page_shows_images_whose_labels_disagree(
     assert "&lt;own&gt;.csv" in section
     assert hashlib.sha256(own.read_bytes()).hexdigest() in section
     assert 'id="labels"' not in written(small.out)
+
+
+@pytest.mark.parametrize("flag", ["--predictions", "--labels", "--training"])
+def test_files_of_the_user_are_read_before_the_dataset(
+    small: Demo, tmp_path: Path, flag: str
+) -> None:
+    absent = tmp_path / "absent.csv"
+    words = ("report", small.out, flag, absent, "--out", tmp_path / "page.html")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "verify", lambda _: pytest.fail("the dataset was read first"))
+        with pytest.raises(ImagenetPrepError, match="absent.csv"):
+            report.run([*map(str, words[1:])])
 
 
 def test_damaged_dataset_gets_a_page_despite_labels(

@@ -130,33 +130,7 @@ class ColumnWriter:
         self._records.dataset.require_complete()
         self._records.dataset.require_samples()
         self._store = LocalStore(self._records.root)
-        try:
-            row_shape = tuple(shape)
-        except TypeError:
-            raise UsageError(
-                f"column {name!r}: shape={shape!r}: expected a list of numbers, such as (4, 32, 32)"
-            ) from None
-        try:
-            about = strict_json.loads(strict_json.dumps(about))
-        except (ValueError, TypeError):
-            raise UsageError(
-                f"column {name!r}: about={about!r}: expected dicts, lists, strings and finite "
-                "numbers, which JSON can hold"
-            ) from None
-        try:
-            self.column = Column(
-                name,
-                dtype,
-                row_shape,
-                about,
-                view or _view_of(feed),
-                column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
-                column_version=column.version_of(dtype),
-            )
-            column.require_new_name(name)
-            column.loads(self.column.dumps(), "", name)
-        except (ValueError, TypeError, DataDamagedError) as error:
-            raise UsageError(f"column {name!r}: {error}") from None
+        self.column = _new_column(name, dtype, shape, about, view or _view_of(feed), feed)
         self._folder = column.folder_name(name)
         self.is_complete = False
         with only_one(self._store, self._folder):
@@ -432,6 +406,34 @@ class ColumnWriter:
                 "writer with finite=False."
             )
         return [row.data for row in values.reshape(count, -1).view(np.uint8)]
+
+
+def _new_column(
+    name: str, dtype: str, shape: Sequence[int], about: Any, view: str, feed: Feed
+) -> Column:
+    """Returns the settings of a column; raises UsageError if one of them is invalid."""
+    try:
+        row_shape = tuple(shape)
+    except TypeError:
+        raise UsageError(
+            f"column {name!r}: shape={shape!r}: expected a list of numbers, such as (4, 32, 32)"
+        ) from None
+    try:
+        about = strict_json.loads(strict_json.dumps(about))
+    except (ValueError, TypeError):
+        raise UsageError(
+            f"column {name!r}: about={about!r}: expected dicts, lists, strings and finite "
+            "numbers, which JSON can hold"
+        ) from None
+    made_from = column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE
+    version = column.version_of(dtype)
+    try:
+        made = Column(name, dtype, row_shape, about, view, made_from, column_version=version)
+        column.require_new_name(name)
+        column.loads(made.dumps(), "", name)
+    except (ValueError, TypeError, DataDamagedError) as error:
+        raise UsageError(f"column {name!r}: {error}") from None
+    return made
 
 
 def _view_of(feed: Feed) -> str:

@@ -16,6 +16,7 @@ from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents
 from tests.kit.messages import says
+from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
 
@@ -63,16 +64,13 @@ def test_foreign_file_is_kept_and_old_output_replaced(
 
 
 def test_folder_without_permission_is_refused_at_once(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System
 ) -> None:
     # Root may write everywhere.
-    refused = [str(tmp_path)]
-    real = os.access
+    def access(real: Callable[..., bool], path: Any, mode: int, **more: Any) -> bool:
+        return str(path) != str(tmp_path) and real(path, mode, **more)
 
-    def access(path: Any, mode: int, **more: Any) -> bool:
-        return str(path) not in refused and real(path, mode, **more)
-
-    monkeypatch.setattr(os, "access", access)
+    system.instead("access", access)
     monkeypatch.setattr(verify, "verify", lambda _: pytest.fail("the dataset was read first"))
     for name in ("page.html", "new/page.html"):
         with pytest.raises(StoreError, match=says("cannot-write-no-permission-write", name)):

@@ -162,9 +162,7 @@ def test_page_shows_images_whose_labels_disagree(
 
 
 @pytest.mark.parametrize("flag", ["--predictions", "--labels", "--training"])
-def test_files_of_the_user_are_read_before_the_dataset(
-    small: Demo, tmp_path: Path, flag: str
-) -> None:
+def test_files_of_users_are_read_first(small: Demo, tmp_path: Path, flag: str) -> None:
     absent = tmp_path / "absent.csv"
     words = ("report", small.out, flag, absent, "--out", tmp_path / "page.html")
     with pytest.MonkeyPatch.context() as patch:

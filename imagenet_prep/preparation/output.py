@@ -192,7 +192,8 @@ class Output:
     def _decide(self) -> Decision:
         self.seen = output_state.look(self.store, self.wanted)
         if self.seen.dataset is None and self.seen.begun is None:
-            refuse_unrelated(self.store)
+            origin = self.wanted.origin
+            refuse_unrelated(self.store, origin.root if origin else None)
         decision = self._decision = output_state.decide(self.seen, self.wanted, self.changed)
         self.is_doubted = decision.is_doubted
         if not decision.left and self.store.as_folder:

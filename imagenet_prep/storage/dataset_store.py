@@ -220,9 +220,14 @@ def unrelated_names(store: Readable) -> list[str]:
     ]
 
 
-def refuse_unrelated(store: Readable) -> None:
-    """Raises UsageError if a new dataset would be mixed with folders, images or archives."""
+def refuse_unrelated(store: Readable, source: str | None = None) -> None:
+    """Raises UsageError if a new dataset would be mixed with folders, images or archives.
+
+    The folder with the `source` may be there, as in the folder of the 2018 tutorial.
+    """
     names = unrelated_names(store)
+    if source is not None:
+        names = [name for name in names if not is_inside(source, store.where(name))]
     if names:
         raise UsageError(
             f"{store.where()} contains {some(names)}, and no dataset. Choose an empty folder, or a "

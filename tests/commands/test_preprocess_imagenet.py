@@ -135,7 +135,10 @@ def test_folder_of_tutorials_script_becomes_a_dataset(mini: Miniature, tmp_path:
 def test_both_steps_of_tutorial_list_same_bad_images(mini: Miniature, tmp_path: Path) -> None:
     """Step 2 also lists the excluded and repaired images of step 1, for `show` and `report`."""
     one, scratch, out = (tmp_path / name for name in ("one", "scratch", "out"))
-    words = (f"--raw_data_dir={mini.root}", f"--local_scratch_dir={scratch}", "--allow-subset")
+    raw = scratch / "raw_data"
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    raw.symlink_to(mini.root)
+    words = (f"--raw_data_dir={raw}", f"--local_scratch_dir={scratch}", "--allow-subset")
     steps = [command.run(*words, program=("-m", "imagenet_prep.preprocess_imagenet"))]
     for split in ("train", "validation"):
         flags = ("-d", "imagenet", "-i", scratch, "-o", out, "-r", "64", "-s", split)

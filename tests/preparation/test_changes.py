@@ -258,7 +258,7 @@ def test_unknown_class_of_list_gets_its_spelling(
     ("path", "complaint"),
     [
         ("val/a/1.JPEG", says("add-split-dataset-lacks", ..., "validation")),
-        ("train/c/1", "1 of its cl"),
+        ("train/c/1", says("add-folders-not-classes-dataset", ..., "c")),
         ("1.JPEG", says("add-no-images-found-expected")),
         ("../other/train/a/1.JPEG", says("add-no-such-folder-expected")),
     ],

@@ -10,6 +10,7 @@ not measured: workers share only the disk, and each has its own shard.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 # The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. Time is assumed to grow with an
@@ -66,6 +67,61 @@ MEDIA = {
     "NVMe": 2500,
     "100 Gbit/s": 11_800,
 }
+
+
+class Cost(NamedTuple):
+    """The CPU time of a verb, measured with `benchmarks.verbs`.
+
+    Attributes:
+      name: in the table.
+      start_s: seconds for a dataset without images.
+      image_us: microseconds for each image, whatever its size.
+      mb_ms: milliseconds for each megabyte of shards.
+      shard_ms: milliseconds for each shard.
+    """
+
+    name: str
+    start_s: float
+    image_us: float
+    mb_ms: float
+    shard_ms: float
+
+
+PREPARE_HEADER = Cost("prepare --keep-original --check header", 4.2, 135, 0.0, 0.94)
+PREPARE_DECODED = Cost("prepare --keep-original", 3.4, 214, 4.5, 1.77)
+VERIFY_MANIFEST = Cost("verify --level manifest", 0.3, 1, 0.0, 0.14)
+VERIFY_CRC = Cost("verify", 0.4, 11, 1.55, 1.45)
+VERIFY_DECODE = Cost("verify --level decode", 0.6, 203, 4.32, 0.6)
+AMEND = Cost("amend --exclude, one image", 0.5, 17, 0.0, 1.22)
+REPLICATE = Cost("replicate to a folder", 0.3, 2, 1.99, 4.84)
+COSTS = (
+    PREPARE_HEADER,
+    PREPARE_DECODED,
+    VERIFY_MANIFEST,
+    VERIFY_CRC,
+    VERIFY_DECODE,
+    AMEND,
+    REPLICATE,
+)
+
+
+def cpu_s(cost: Cost, images: int, num_bytes: int, shards: int) -> float:
+    """Returns the CPU seconds of a verb on a dataset with `num_bytes` of shards."""
+    in_images = images * cost.image_us / 1e6
+    in_bytes = num_bytes / 1e6 * cost.mb_ms / 1e3
+    return cost.start_s + in_images + in_bytes + shards * cost.shard_ms / 1e3
+
+
+def costs_table(costs: Sequence[Cost]) -> str:
+    """Returns the table of the verbs' CPU times."""
+    rows = [
+        "| CPU time of | start, s | an image, µs | a MB, ms | a shard, ms |",
+        f"|---{'|---:' * 4}|",
+    ]
+    for cost in costs:
+        cells = f"{cost.image_us:.0f} | {cost.mb_ms:.2f} | {cost.shard_ms:.2f}"
+        rows.append(f"| {cost.name} | {cost.start_s:.1f} | {cells} |")
+    return "\n".join(rows)
 
 
 def images_s(

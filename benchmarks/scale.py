@@ -120,23 +120,26 @@ def class_counts(total: int, num_classes: int = 1000) -> list[int]:
     ]
 
 
-def make_source(folder: Path, row: Row) -> None:
-    """Writes the archives: real JPEGs in real tars, and a devkit if validation is requested."""
+def make_source(folder: Path, row: Row, pictures: Sequence[bytes] = ()) -> None:
+    """Writes the archives: real JPEGs in real tars, and a devkit if validation is requested.
+
+    `pictures` are the JPEGs that are repeated; the default is tiny ones.
+    """
     folder.mkdir(parents=True)
+    pictures = pictures or [_picture(number) for number in range(_NUM_PICTURES)]
     if row.class_tars:
-        _make_class_tars(folder, row)
+        _make_class_tars(folder, row, pictures)
         return
     classes = labels.official_classes()
     wnids = list(classes.wnids)
     if row.validation:
         wnids[-1] = "n99999999"
-    pictures = [_picture(number) for number in range(_NUM_PICTURES)]
     counts = class_counts(row.train, len(wnids))
     with open(folder / ilsvrc.ARCHIVES[schema.TRAIN], "wb", buffering=1 << 20) as file:
         for wnid, count in zip(wnids, counts, strict=True):
             # Numbers have gaps, and come in no order: 7919 is prime to the modulus.
             names = [f"{wnid}_{i * 7919 % 20_011 + 1}.JPEG" for i in range(count)]
-            sizes = [len(pictures[i % _NUM_PICTURES]) for i in range(count)]
+            sizes = [len(pictures[i % len(pictures)]) for i in range(count)]
             num_bytes = sum(_BLOCK + _padded(size) for size in sizes) + 2 * _BLOCK
             file.write(_header(f"{wnid}.tar", num_bytes))
             _write_members(file, names, pictures)
@@ -150,9 +153,8 @@ def make_source(folder: Path, row: Row) -> None:
         make_devkit(folder / labels.DEVKIT_NAME, leaves, [], truth)
 
 
-def _make_class_tars(folder: Path, row: Row) -> None:
+def _make_class_tars(folder: Path, row: Row, pictures: Sequence[bytes]) -> None:
     """Writes two tars and links the other classes to them, because 14 GB would take minutes."""
-    pictures = [_picture(number) for number in range(_NUM_PICTURES)]
     few, more = divmod(row.train, row.class_tars)
     for index in range(row.class_tars):
         count = few + (index < more)

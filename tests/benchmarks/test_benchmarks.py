@@ -17,7 +17,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks import codec, download, measure, replicate, scale, write
+from benchmarks import capacity, codec, download, measure, replicate, scale, verbs, write
 from benchmarks.delay import delayed
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ILSVRC2012
@@ -191,6 +191,18 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(result["pss_mb"] > 0 for result in results.values())
     assert "Seconds, and peak PSS in MB" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
+@pytest.mark.long
+def test_verbs_compares_a_prediction_for_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs.main(["--images", "8000", "--rounds", "1", f"--scratch={tmp_path}"])
+
+    out = capsys.readouterr().out
+    assert "8,000 of 300 bytes, 1,024 shards" in out
+    for cost in capacity.COSTS:
+        assert re.search(rf"^\| {re.escape(cost.name)} +\|( +[\d.]+ \|){{3}}$", out, re.MULTILINE)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import capacity
+from benchmarks import capacity, verbs
 from tests.kit.command import REPOSITORY
 
 
@@ -24,6 +24,37 @@ def test_the_guide_contains_the_models_tables() -> None:
     document = (REPOSITORY / "docs" / "sizing.md").read_text("utf-8")
 
     assert capacity.tables() in document
+    assert capacity.costs_table(capacity.COSTS) in document
+
+
+def test_a_verbs_time_sums_its_parts() -> None:
+    cost = capacity.Cost("verb", start_s=1.0, image_us=20.0, mb_ms=3.0, shard_ms=4.0)
+
+    parts = 1.0 + 100_000 * 20e-6 + 500 * 3e-3 + 10 * 4e-3
+    assert capacity.cpu_s(cost, 100_000, 500_000_000, 10) == pytest.approx(parts)
+
+
+def test_the_fit_finds_a_linear_verbs_costs() -> None:
+    cost = capacity.Cost("verb", start_s=0.2, image_us=30.0, mb_ms=2.0, shard_ms=1.0)
+    sizes = [
+        verbs.Size(images, shards, tiny=True, num_bytes=num_bytes)
+        for images, shards, num_bytes in (
+            (2_000, 64, 1_000_000),
+            (40_000, 64, 20_000_000),
+            (40_000, 512, 20_100_000),
+            (3_000, 64, 250_000_000),
+        )
+    ]
+
+    (found,) = verbs.fitted(
+        [
+            (size, {"verb": capacity.cpu_s(cost, size.images, size.num_bytes, size.shards)})
+            for size in sizes
+        ]
+    )
+
+    assert found.name == "verb"
+    assert found[1:] == pytest.approx(cost[1:])
 
 
 @pytest.mark.parametrize("job", capacity.JOBS, ids=lambda job: job.name)

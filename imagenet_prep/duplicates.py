@@ -113,9 +113,6 @@ def duplicates(config: DuplicatesConfig) -> Json:
             other = config.against
             split = ""
         sides.append(_set(other, [split] if split else schema.SPLITS, out, other=True))
-    for side in sides:
-        if not side.pieces:
-            raise UsageError(f"{side.where}: has none of the requested splits")
     workers = engine.Workers(config.workers, config.worker_kind)
     problems: list[str] = []
     with scratch.temporary_folder() as place:

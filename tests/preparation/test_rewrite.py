@@ -133,6 +133,21 @@ def test_classes_of_a_different_dataset_are_not_added(tmp_path: Path) -> None:
     assert stamps(tmp_path / "out") == before
 
 
+def test_as_many_different_classes_are_not_added(tmp_path: Path) -> None:
+    root = given(tmp_path / "in", picture(0, plain(0)))
+    rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
+    validation = [picture(n, plain(n))._replace(wnid=wnid(n + 3)) for n in range(3)]
+    write_dataset(tmp_path / "other", {"validation": [validation]}, num_classes=3)
+    labels = "".join(f"{wnid(number)} thing\n" for number in (3, 4, 5))
+    (tmp_path / "other" / schema.LABELS).write_text(labels)
+    (tmp_path / "other" / schema.MANIFEST).unlink()
+    before = stamps(tmp_path / "out")
+
+    with pytest.raises(UsageError, match=says("differ-dataset-choose-different-folder")):
+        rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
+    assert stamps(tmp_path / "out") == before
+
+
 def test_classes_without_wnids_are_refused_if_required(tmp_path: Path) -> None:
     names = ("cat", "dog", "eel")
     train = (picture(n, plain(n))._replace(wnid=name) for n, name in enumerate(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.read import Reader, Size, View, decode, make_dataset
 from imagenet_prep.read.augment import central_views, random_views
 from imagenet_prep.read.config import ReadConfig
@@ -410,3 +411,25 @@ def test_view_size_replaces_size_of_the_epoch() -> None:
     shown = config(views=views, sizes=[Size(image_size=128)], image_size=64).shown
 
     assert [(each.height, each.width) for each in shown[0]] == [(96, 96), (128, 128)]
+
+
+def test_crop_of_the_edition_is_shown(scenes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"training": False, "backend": "native"}
+    whole = next(iter(opened(scenes, "train", 8, share=1.0, **settings)))["images"]
+    usual = next(iter(opened(scenes, "train", 8, **settings)))["images"]
+
+    monkeypatch.setattr(class_list, "named", lambda _: class_list.OBJECTNET)
+    shown = next(iter(opened(scenes, "train", 8, **settings)))["images"]
+
+    assert np.array_equal(shown, whole)
+    assert not np.array_equal(shown, usual)
+
+
+@pytest.mark.tf
+def test_bicubic_pixels_of_tensorflow_stay_in_their_range(scenes: Path) -> None:
+    unchanged: dict[str, Any] = {"dtype": "float32", "mean": (0, 0, 0), "std": (1, 1, 1)}
+    reader = opened(scenes, "train", 8, "tfdata", filter="bicubic", **unchanged)
+    images = np.concatenate([batch["images"] for batch in itertools.islice(reader, 4)])
+
+    assert images.min() >= 0
+    assert images.max() <= 255

@@ -288,25 +288,6 @@ def test_duplicates_across_two_datasets_are_found(
     assert names == {"photo8.jpg", "bytes.jpg", "photo0.jpg", "crop.jpg", "photo2.jpg"}
 
 
-def test_classes_of_the_other_dataset_are_its_own(tmp_path: Path) -> None:
-    """Class 0 of one dataset is class 1 of the other."""
-    made = corpus.photographs(3)
-    for folder, names in (("one", "ab"), ("other", "b")):
-        for name in names:
-            path = tmp_path / folder / name / "image.jpg"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(made["ab".index(name)])
-        done = command.run("prepare", tmp_path / folder, tmp_path / f"{folder}-set")
-        assert done.code == 0, done
-
-    words = ("duplicates", tmp_path / "one-set", "--against", tmp_path / "other-set", "--json")
-    result = command.run(*words, "--out", tmp_path / "out")
-
-    assert [row["class_index"] for row in rows(tmp_path / "out")] == ["0", "1"]
-    (pair,) = json.loads(result.out)["pairs"]
-    assert pair["other_label"] == 0
-
-
 def pan(root: Path, rng: np.random.Generator, *, splits: bool) -> None:
     """Writes the frames of a slow pan, some of them repeated, and a few other images."""
     photograph = Image.open(io.BytesIO(corpus.photographs(2)[1])).convert("RGB")

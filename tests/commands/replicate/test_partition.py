@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep import replicate
+from imagenet_prep.core.flags import parse
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.column import Placement
+from imagenet_prep.dataset.column import WHOLE, Placement
+from imagenet_prep.replicate import ReplicateConfig
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
@@ -137,3 +140,14 @@ def test_hosts_read_their_parts_from_a_bucket(s3: S3Server, hosts: Hosts, tmp_pa
 
     assert (sent.code, result.code) == (0, 0), (sent, result)
     assert_parts(hosts, tmp_path / "set", 2)
+
+
+@pytest.mark.parametrize("part", [WHOLE, Placement(1, 4, 1), Placement(3, 4, 2)], ids=str)
+def test_host_that_pulls_has_its_part(part: Placement) -> None:
+    config = ReplicateConfig(dataset="s3://bucket/set", to="hosts:hosts:/data/set")
+    words = replicate._pull_words(config, part, [])[1:]
+
+    pulled = parse(ReplicateConfig, words, verb="replicate")
+
+    assert (pulled.dataset, pulled.to) == ("s3://bucket/set", "/data/set")
+    assert pulled.placement() == part

@@ -365,6 +365,9 @@ def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> Non
     for name, file in (
         ("old/column.json", old.with_files("train", made.splits["train"][:1]).dumps()),
         ("part/begun.json", dataclasses.replace(old, name="part").dumps()),
+        # A finished column, to which a second split is being added.
+        ("more/column.json", dataclasses.replace(made, name="more").dumps()),
+        ("more/begun.json", dataclasses.replace(made, name="more").dumps()),
         ("bad/column.json", b"{"),
     ):
         path = copy / "columns" / name
@@ -374,7 +377,7 @@ def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> Non
 
     section = page[page.index('id="columns"') : page.index('id="incidents"')]
     rows = [re.sub(r"</t[hd]>", "|", row) for row in re.findall("<tr>.*?</tr>", section)[1:]]
-    bad, latents, foreign, part = (html.unescape(re.sub("<[^>]+>", "", row)) for row in rows)
+    bad, latents, more, foreign, part = (html.unescape(re.sub("<[^>]+>", "", row)) for row in rows)
     assert bad == "bad|||||||damaged|"
     assert latents.startswith("latents|float32|[2]|")
     assert latents.endswith('|image|image|"<resnet>"|belongs to the current tables of samples|')
@@ -382,7 +385,8 @@ def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> Non
     count = sum(file.rows for file in files)
     assert f"|{count:,}|" in latents
     assert says("not-made-records-re-create-column").search(foreign)
-    assert part.endswith("|not complete|")
+    assert part.startswith("part|float32|[2]|")
+    assert all(row.endswith("|not complete|") for row in (more, part))
     assert verdict(page).startswith("Damaged"), "the check names damaged and foreign columns"
 
 

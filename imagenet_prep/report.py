@@ -37,12 +37,9 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.dataset.shared_flags import data_set, without_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from imagenet_prep.dataset.predictions import Prediction
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting.facts import DatasetFacts
-    from imagenet_prep.reporting.render import Disagreements
+    from imagenet_prep.reporting.render import Disagreements, PredictionCounts
     from imagenet_prep.storage.store import Readable
 
 _COMPARISON = "comparison.html"
@@ -175,17 +172,16 @@ def _page(config: ReportConfig, store: Readable) -> str:
     )
 
 
-def _predictions(config: ReportConfig, store: Readable) -> Iterable[Prediction] | None:
+def _predictions(config: ReportConfig, store: Readable) -> PredictionCounts | None:
     from imagenet_prep.dataset import predictions
+    from imagenet_prep.reporting.render import PredictionCounts
     from imagenet_prep.storage.dataset_store import open_dataset
 
     if config.predictions is None:
         return None
     classes = open_dataset(store, parts=True, check=False).manifest.classes
     path = Path(config.predictions).expanduser()
-    for _ in predictions.read(path, classes.count):
-        pass  # an error in any line ends the loop
-    return predictions.read(path, classes.count)
+    return PredictionCounts(predictions.read(path, classes.count))
 
 
 def _sheet(config: ReportConfig) -> Sheet | DataDamagedError | StoreError | None:

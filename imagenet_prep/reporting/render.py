@@ -174,41 +174,61 @@ class Mistakes:
     pairs: list[Pair] = field(default_factory=list)  # the pairs with the most mistakes first
 
 
+class PredictionCounts:
+    """The numbers of predictions by class, and the most confident mistakes.
+
+    Attributes:
+      images, wrong: numbers of all and of wrong predictions.
+      examples, wrong_of: the same by class index.
+      confusions: numbers of mistakes by label and predicted class.
+      surest: the most confident mistakes first.
+    """
+
+    def __init__(self, predictions: Iterable[Prediction]) -> None:
+        """Reads all predictions, without keeping them in memory."""
+        self.images = 0
+        self.wrong = 0
+        self.examples: Counter[int] = Counter()
+        self.wrong_of: Counter[int] = Counter()
+        self.confusions: Counter[tuple[int, int]] = Counter()
+        mistakes = self._mistakes(predictions)
+        surest = heapq.nlargest(_MOST_PICTURES, mistakes, key=lambda row: row[:2])
+        self.surest = [prediction for _, _, prediction in surest]
+
+    def _mistakes(
+        self, predictions: Iterable[Prediction]
+    ) -> Iterable[tuple[float, int, Prediction]]:
+        for prediction in predictions:
+            self.images += 1
+            self.examples[prediction.class_index] += 1
+            self.wrong += prediction.is_wrong
+            self.wrong_of[prediction.class_index] += prediction.is_wrong
+            if prediction.is_wrong and prediction.classes:
+                self.confusions[prediction.class_index, prediction.classes[0]] += 1
+                # Mistakes of equal confidence stay in the order of `predictions`.
+                yield prediction.shares[0], -self.images, prediction
+
+
 def find_mistakes(
-    predictions: Iterable[Prediction],
+    counts: PredictionCounts,
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
-    """Returns the mistakes in `predictions`, without keeping all predictions in memory."""
-    mistakes = Mistakes()
-    examples: Counter[int] = Counter()
-    wrong_of: Counter[int] = Counter()
-    confusions: Counter[tuple[int, int]] = Counter()
-
-    def wrong() -> Iterable[tuple[float, int, Prediction]]:
-        for prediction in predictions:
-            mistakes.images += 1
-            examples[prediction.class_index] += 1
-            mistakes.wrong += prediction.is_wrong
-            wrong_of[prediction.class_index] += prediction.is_wrong
-            if prediction.is_wrong and prediction.classes:
-                confusions[prediction.class_index, prediction.classes[0]] += 1
-                # Mistakes of equal confidence stay in the order of `predictions`.
-                yield prediction.shares[0], -mistakes.images, prediction
-
-    surest = [row[2] for row in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda row: row[:2])]
-    images = images_of([prediction.key for prediction in surest])
-    for (key, label, classes, shares), image in zip(surest, images, strict=True):
+    """Returns the mistakes with the words and pictures of a dataset."""
+    mistakes = Mistakes(len(counts.examples), images=counts.images, wrong=counts.wrong)
+    images = images_of([prediction.key for prediction in counts.surest])
+    for (key, label, classes, shares), image in zip(counts.surest, images, strict=True):
         picture = image and sample.thumbnail(image.encoded)
         mistakes.surest.append(Mistake(key, words(label), words(classes[0]), shares[0], picture))
-    worst = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
+    worst = sorted(counts.confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
     for (label, predicted), count in worst:
-        share = count / examples[label]
+        share = count / counts.examples[label]
         mistakes.pairs.append(Pair(words(label), words(predicted), count, share))
-    mistakes.num_classes = len(examples)
-    rates = ((1 - wrong_of[index] / count, index) for index, count in examples.items())
+    rates = (
+        (1 - counts.wrong_of[index] / count, index) for index, count in counts.examples.items()
+    )
     for share, index in heapq.nsmallest(_MOST_CLASSES, rates):
-        mistakes.classes.append(ClassAccuracy(words(index), examples[index], share))
+        mistakes.classes.append(ClassAccuracy(words(index), counts.examples[index], share))
     return mistakes
 
 

@@ -33,7 +33,8 @@ def test_the_most_confident_mistakes_come_first() -> None:
             asked.append(key)
             yield None if key == "gone" else image
 
-    found = render.find_mistakes(predictions, lambda index: f"class {index}", images_of)
+    counts = render.PredictionCounts(predictions)
+    found = render.find_mistakes(counts, lambda index: f"class {index}", images_of)
 
     assert (found.images, found.wrong) == (10, 4)
     assert [each.key for each in found.surest] == ["b", "c", "gone", "a"] == asked
@@ -49,7 +50,8 @@ def test_the_most_confident_mistakes_come_first() -> None:
 
 def test_a_page_shows_at_most_48_mistakes() -> None:
     predictions = (said(f"{n}", n % 200, n % 200 + 1, n / 10_000) for n in range(10_000))
-    found = render.find_mistakes(predictions, str, lambda keys: [None] * len(keys))
+    counts = render.PredictionCounts(predictions)
+    found = render.find_mistakes(counts, str, lambda keys: [None] * len(keys))
 
     assert (len(found.surest), len(found.pairs)) == (48, 30)
     assert found.surest[0].key == "9999"

@@ -123,6 +123,9 @@ _SYSTEM_FOLDERS = {
     "network trash folder",
     "temporary items",
 }
+# Extensions of images that are read, and of archives.
+IMAGE_EXTENSIONS = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ARCHIVE_EXTENSIONS = (".tar", ".tar.gz", ".tgz", ".zip")
 # Extensions of images that are not read: from phones, raw, or of programs. Messages name them.
 PHOTOGRAPH_EXTENSIONS = {
     ".heic",

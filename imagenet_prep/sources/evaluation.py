@@ -10,7 +10,7 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.formats import ending, most_frequent
+from imagenet_prep.dataset.formats import ARCHIVE_EXTENSIONS, ending, most_frequent
 from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import containers, folder, labels, layout, scan, source
@@ -25,7 +25,7 @@ from imagenet_prep.sources.layout import (
 )
 from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.sources.source import IndexTask, PackedImage
-from imagenet_prep.storage.remote_path import ARCHIVES, Location
+from imagenet_prep.storage.remote_path import Location
 
 # ImageNet-C has one archive per group of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
@@ -79,7 +79,7 @@ def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> M
 def locate(root: Location) -> list[Location]:
     """Returns the folders or archives at or in `root` that are evaluation datasets."""
     if root.is_file():
-        return [root] if root.name.endswith(ARCHIVES) and _is_archive(root) else []
+        return [root] if root.name.endswith(ARCHIVE_EXTENSIONS) and _is_archive(root) else []
     if not root.is_dir():
         return []
     below: list[Path] = []
@@ -100,7 +100,7 @@ def locate(root: Location) -> list[Location]:
     archives = [
         path
         for path in root.iterdir()
-        if path.name.endswith(ARCHIVES) and (path.name in _C or edition_called(path.name))
+        if path.name.endswith(ARCHIVE_EXTENSIONS) and (path.name in _C or edition_called(path.name))
     ]
     return sorted(archives, key=str) or [path for path in below if _is_set(path)]
 

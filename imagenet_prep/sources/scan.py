@@ -195,9 +195,6 @@ def require_utf8(folder: object, names: Iterable[str]) -> None:
         )
 
 
-_NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-
-
 class Listing(NamedTuple):
     """The images of a folder, sorted by path, and the numbers of files that are not read."""
 
@@ -208,7 +205,8 @@ class Listing(NamedTuple):
 
 def is_called_an_image(name: str) -> bool:
     """Returns whether a path has an image extension and is not hidden."""
-    return not name.rpartition("/")[2].startswith(".") and name.lower().endswith(_NAMES)
+    is_dotted = name.rpartition("/")[2].startswith(".")
+    return not is_dotted and name.lower().endswith(formats.IMAGE_EXTENSIONS)
 
 
 def is_image(path: Path, *, by_content: bool) -> bool:

@@ -197,10 +197,15 @@ def stray_files(store: Readable, shards: Collection[str]) -> list[str]:
     ]
 
 
-# Endings of files that are sources of images.
-_SOURCES = frozenset(
-    {".avif", ".bmp", ".gif", ".gz", ".heic", ".jpeg", ".jpg", ".parquet", ".png", ".rec", ".tar"}
-    | {".tgz", ".tif", ".tiff", ".webp", ".zip"}
+# Names of files that are sources of images.
+_SOURCES = (
+    *formats.IMAGE_EXTENSIONS,
+    *formats.ARCHIVE_EXTENSIONS,
+    ".avif",
+    ".gz",
+    ".heic",
+    ".parquet",
+    ".rec",
 )
 
 
@@ -216,7 +221,7 @@ def unrelated_names(store: Readable) -> list[str]:
         name
         for name in store.list_folder()
         if not formats.is_hidden(name) and name not in (schema.COLUMNS, *schema.BESIDE)
-        if name not in files or formats.ending(name) in _SOURCES
+        if name not in files or name.lower().endswith(_SOURCES)
     ]
 
 

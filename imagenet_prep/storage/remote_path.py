@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from imagenet_prep.core import address, small_files, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.dataset import formats
 from imagenet_prep.storage.remote import AbsentError, Access, RetryBudget, Stat, as_file
 from imagenet_prep.storage.store import Readable, Store, open_readable, open_store
 
@@ -128,7 +129,6 @@ MOST_CONNECTIONS = 128
 _RETRIES = 20
 # Fewer retries until the first answer, so that a mistyped address fails after ten seconds.
 _RETRIES_AT_FIRST = 6
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _REMEDY = "Finished work is kept: run the same command again to resume."
 
 
@@ -268,6 +268,6 @@ def locate(text: str, lists: ListingFolder | None, *, hashes: bool) -> Location:
         return Path(text).expanduser()
     base = text.rstrip("/")
     name = ""
-    if base.endswith(ARCHIVES):
+    if base.endswith(formats.ARCHIVE_EXTENSIONS):
         base, _, name = base.rpartition("/")
     return RemotePath(Site(base, lists, hashes), name)

@@ -239,7 +239,7 @@ class ColumnWriter:
         kept = total = 0
         for number, shard in enumerate(self._records.shards):
             total += shard.examples
-            done = self._finished(number)
+            done = self._done[number] if number in self._done else self._finished(number)
             if done is not None:
                 kept += shard.examples - len(done.missing)
         if kept:

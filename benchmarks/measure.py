@@ -128,6 +128,12 @@ def members(archive: Path) -> list[Member]:
     return found
 
 
+def member_reader(archive: str | Path) -> Callable[[Member], bytes]:
+    """Returns a function that reads members of an archive, which stays open."""
+    descriptor = os.open(archive, os.O_RDONLY)
+    return lambda member: os.pread(descriptor, member.size, member.offset)
+
+
 def run(
     argv: Sequence[str | Path],
     *,

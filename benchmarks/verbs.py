@@ -68,12 +68,7 @@ def source_of(size: Size, scratch: Path) -> Path:
 def photographs(scratch: Path) -> list[bytes]:
     """Returns JPEGs of 500x375 pixels."""
     archive = measure.corpus(scratch, 64, (500, 375)) / measure.TRAIN_ARCHIVE
-    found = []
-    with open(archive, "rb") as file:
-        for member in measure.members(archive):
-            file.seek(member.offset)
-            found.append(file.read(member.size))
-    return found
+    return [*map(measure.member_reader(archive), measure.members(archive))]
 
 
 def commands(size: Size, scratch: Path) -> Iterator[tuple[str, list[str | Path]]]:

@@ -447,11 +447,6 @@ def _nothing() -> None:
     pass
 
 
-def _reader(archive: str) -> Callable[[Member], bytes]:
-    descriptor = os.open(archive, os.O_RDONLY)
-    return lambda member: os.pread(descriptor, member.size, member.offset)
-
-
 def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
     """Decodes and encodes without writing; encodes images that were resized beforehand."""
     import cv2
@@ -459,7 +454,7 @@ def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
 
     from tests.kit.codec import jpegs
 
-    read = _reader(job.archive)
+    read = measure.member_reader(job.archive)
     assert job.short_side is not None
     arrays = []
     for member in job.members[:: max(1, len(job.members) // _FLOOR_ARRAYS)]:
@@ -482,7 +477,7 @@ def _codec(job: Job) -> tuple[Part, Callable[[], None]]:
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import transform
 
-    read = _reader(job.archive)
+    read = measure.member_reader(job.archive)
     policy = Policy(job.short_side, QUALITY)
 
     def part(_: int, members: Sequence[Member]) -> None:
@@ -516,7 +511,7 @@ def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
     sys.modules["torch"] = None  # type: ignore[assignment]
     from webdataset import ShardWriter
 
-    read = _reader(job.archive)
+    read = measure.member_reader(job.archive)
     prepare = _pillow(job)
     Path(job.out).mkdir()
 

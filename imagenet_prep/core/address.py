@@ -47,13 +47,15 @@ class AddressKind(enum.Enum):
         allowed |= self in (AddressKind.ANYWHERE, AddressKind.FILE_OR_OBJECT)
         try:
             refuse_login(text)
-            if allowed:
-                require_base(text)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        shown = public(text) if is_address else text
         if not allowed:
-            shown = public(text) if is_address else text
             raise ValueError(f"{name} {shown}: expected {self.value}")
+        try:
+            require_base(text)
+        except ValueError as error:
+            raise ValueError(f"{name} {shown}: {error}") from None
         if is_address:
             return
         # `Path.expanduser` fails for a user without a home folder.
@@ -63,6 +65,8 @@ class AddressKind(enum.Enum):
                 f"{name} {text}: there is no such home folder (HOME, /etc/passwd). Write the path "
                 "without ~"
             )
+        if self is AddressKind.FILE and text.endswith("/"):
+            raise ValueError(f"{name} {text}: the name of a folder, expected that of a file")
         if self in (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET):
             existing = next(filter(os.path.lexists, (path, *path.parents)), path)
             if os.path.lexists(existing) and not existing.is_dir():
@@ -83,7 +87,10 @@ def require_base(base: str) -> None:
     if parts.scheme not in ("http", "https", "s3"):
         return
     if not parts.hostname:
-        raise ValueError("the address has no host or bucket")
+        raise ValueError(
+            f"the address has no host or bucket: it begins with {parts.scheme}://, and their name "
+            "follows"
+        )
     if parts.query or parts.fragment:
         raise ValueError("the address contains ? or #: give the address of a folder")
     # Some servers treat an empty part as absent, so that objects are not found where they were put.

@@ -23,7 +23,8 @@ import errno
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_BUG = 70
@@ -185,6 +186,19 @@ def some(items: Sequence[object]) -> str:
     """Returns the first 5 items, separated by commas, and the number of items not shown."""
     shown = ", ".join(map(str, items[:5]))
     return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Returns a phrase for each setting whose value there differs from that of this command."""
+
+    def shown(value: object) -> str:
+        return "not set" if value is None else repr(value)
+
+    return [
+        f"{name} is {shown(theirs.get(name))} there, {shown(ours.get(name))} here"
+        for name in {**ours, **theirs}
+        if theirs.get(name) != ours.get(name)
+    ]
 
 
 def install_line(extra: str) -> str:

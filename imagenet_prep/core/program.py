@@ -208,7 +208,7 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         pass
     except OSError as error:
-        terminal.say(f"the result cannot be written to stdout: {error}")
+        terminal.say(f"the result cannot be written to stdout: {error.strerror}")
         return errors.ImagenetPrepError.exit_code
     return code
 

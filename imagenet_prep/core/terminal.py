@@ -51,7 +51,25 @@ class _Printed(io.TextIOWrapper):
         self._lock = threading.RLock()
         self._partial = ""
 
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._name(error)
+            raise
+
     def write(self, text: str) -> int:
+        try:
+            return self._write(text)
+        except OSError as error:
+            self._name(error)
+            raise
+
+    def _name(self, error: OSError) -> None:
+        """Adds the stream, e.g. if its disk is full: Python names only files opened by a path."""
+        error.filename = "stderr" if self.is_log else "stdout"
+
+    def _write(self, text: str) -> int:
         self.used = True
         if self.is_log and logs_json():
             with self._lock:
@@ -84,7 +102,11 @@ def print_data(line: str) -> None:
         print(printable(line))
     else:
         sys.stdout.flush()
-        sys.stdout.buffer.write(f"{line}\n".encode())
+        try:
+            sys.stdout.buffer.write(f"{line}\n".encode())
+        except OSError as error:
+            error.filename = "stdout"
+            raise
 
 
 def escape_output() -> None:

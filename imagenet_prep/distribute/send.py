@@ -92,11 +92,14 @@ class Original:
         try:
             self.data = self._read(schema.MANIFEST)
         except AbsentError as error:
+            advice = (
+                " If train and validation are in two buckets, copy one split into the bucket of "
+                "the other before."
+            )
             raise UsageError(
                 f"{error} Without {schema.MANIFEST}, it is not a dataset of imagenet-prep. For "
-                f"TFRecords of a different program, first run imagenet-prep adopt {base}. If train "
-                "and validation are in two buckets, copy one split into the bucket of the other "
-                "before."
+                f"TFRecords of a different program, first run imagenet-prep adopt {base}."
+                + (advice if is_remote(base) else "")
             ) from None
 
     def chunks(self, file: DatasetFile) -> Iterator[bytes]:

@@ -249,11 +249,7 @@ def _different(lease: Lease, settings: Mapping[str, Any]) -> errors.UsageError:
     theirs: dict[str, Any] = {}
     with contextlib.suppress(ValueError, errors.ImagenetPrepError):
         theirs = dict(strict_json.loads(store.read(f"{lease.folder}/{_SETTINGS}")))
-    differences = "; ".join(
-        f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
-        for name in sorted(ours.keys() | theirs.keys())
-        if theirs.get(name) != ours.get(name)
-    )
+    differences = "; ".join(errors.differences(theirs, ours))
     return errors.UsageError(
         f"{store.where()} is being written by processes with different settings or sources: "
         f"{differences}. Start all processes of a run with the same flags and the same version of "

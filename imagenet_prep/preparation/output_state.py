@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, differences, some
 from imagenet_prep.dataset import schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import DOUBTFUL
@@ -168,13 +168,13 @@ def decide(
         replaced = [
             split
             for split, requested in splits.items()
-            if split in made and (split in others or _differing(made[split], requested))
+            if split in made and (split in others or differences(made[split], requested))
         ]
     complete = standing.complete.difference(replaced)
     left = [
         split
         for split, requested in splits.items()
-        if split not in complete or _differing(standing.finished.get(split, {}), requested)
+        if split not in complete or differences(standing.finished.get(split, {}), requested)
     ]
     _refuse_strangers(standing, wanted.settings.verb, made, left)
     kept = made.keys() - set(replaced)
@@ -211,22 +211,13 @@ def _made(standing: Standing, wanted: WantedDataset) -> dict[str, settings.Confi
     return made
 
 
-def _differing(existing: settings.Config, requested: settings.Config) -> list[str]:
-    """Returns the names of the settings with different values; an absent setting is None."""
-    return [name for name in requested | existing if existing.get(name) != requested.get(name)]
-
-
 def _refuse_differences(
     standing: Standing, wanted: WantedDataset, made: dict[str, settings.Config]
 ) -> None:
-    differences: list[str] = []
+    different: dict[str, None] = {}
     for split, requested in wanted.settings.splits.items():
-        existing = made.get(split, requested)
-        differences += (
-            f"{name} is {existing.get(name)!r} there, {requested.get(name)!r} here"
-            for name in _differing(existing, requested)
-        )
-    if not differences:
+        different |= dict.fromkeys(differences(made.get(split, requested), requested))
+    if not different:
         return
     found = "a dataset with different settings"
     advice = "Choose a different folder"
@@ -235,8 +226,7 @@ def _refuse_differences(
         advice = "Finish it with its original settings, or choose a different folder"
     if wanted.force is not None:
         advice += ", or replace it with --force"
-    differences = list(dict.fromkeys(differences))
-    raise UsageError(f"{standing.where} contains {found}: {'; '.join(differences)}. {advice}.")
+    raise UsageError(f"{standing.where} contains {found}: {'; '.join(different)}. {advice}.")
 
 
 def _refuse_strangers(

@@ -206,7 +206,8 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             try:
                 address.require_base(self.location)
             except ValueError as error:
-                raise UsageError(f"data_dir: {error}") from None
+                shown = address.public(self.location)
+                raise UsageError(f"data_dir {shown}: {error}") from None
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
                 f"{self.location} is a folder: cache_dir and cache_gb need a remote dataset"

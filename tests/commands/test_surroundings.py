@@ -162,17 +162,23 @@ def test_closed_stderr_is_supported(reference: Reference) -> None:
     assert result.code == 0, result
 
 
-def test_no_traceback_is_printed_if_stdout_is_full(reference: Reference) -> None:
+@pytest.mark.parametrize("verb", [("verify",), ("show", "--keys")])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_error_names_a_full_stdout(
+    reference: Reference, verb: tuple[str, ...], unbuffered: str
+) -> None:
     code = (
         "import os\n"
         "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
         "import imagenet_prep.__main__ as program\n"
         "program.main()\n"
     )
-    result = command.run("verify", reference.out, program=("-c", code))
+    env = {"PYTHONUNBUFFERED": unbuffered}
+    result = command.run(*verb, reference.out, program=("-c", code), env=env)
 
     assert result.code == 1, result
     assert "Traceback" not in result.err
+    assert "stdout" in result.err
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from imagenet_prep.core import address
@@ -84,6 +86,25 @@ def test_missing_home_folder_is_named(system: System) -> None:
         with pytest.raises(ValueError, match=says("no-such-home-folder-home", "--out", "~/x")):
             place.check("--out", "~/x")
     AddressKind.ANYWHERE.check("--out", "s3://bucket/~x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "error"),
+    [
+        (AddressKind.ANYWHERE, "s3:/bucket/x", says("address-no-host-bucket", "s3")),
+        (AddressKind.ANYWHERE, "https:///x", says("address-no-host-bucket", "https")),
+        (AddressKind.BUCKET, "s3://b//x", says("address-contains-write-single-slash")),
+        (AddressKind.FILE, "pages/", says("name-folder-expected-file")),
+        (AddressKind.FILE, "s3://b/x", says("local-file")),
+    ],
+)
+def test_refusals_of_a_flag_quote_its_value(
+    kind: AddressKind, text: str, error: re.Pattern[str]
+) -> None:
+    with pytest.raises(ValueError, match=error) as refused:
+        kind.check("--out", text)
+
+    assert str(refused.value).startswith(f"--out {text}: ")
 
 
 def test_public_addresses_contain_no_secret() -> None:

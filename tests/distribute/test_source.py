@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def opened(root: Path) -> Original:
+def opened(root: Path | str) -> Original:
     return Original(str(root), connections=1, timeout_s=1, retries=0, bytes_per_s=0)
 
 
@@ -61,6 +61,11 @@ def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_a_bucket_without_a_manifest_may_lack_a_split(prefix: str) -> None:
+    with pytest.raises(UsageError, match=says("train-validation-two-buckets-copy")):
+        opened(prefix)
+
+
 def test_shards_without_a_manifest_are_adopted_first(root: Path) -> None:
     (root / schema.MANIFEST).unlink()
     with pytest.raises(UsageError) as refused:
@@ -69,4 +74,4 @@ def test_shards_without_a_manifest_are_adopted_first(root: Path) -> None:
     assert says("without-not-dataset-imagenet-prep-tfrecords", ..., ..., root).search(
         str(refused.value)
     )
-    assert says("without-not-dataset-imagenet-prep-tfrecords").search(str(refused.value))
+    assert not says("train-validation-two-buckets-copy").search(str(refused.value))

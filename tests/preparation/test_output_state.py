@@ -36,8 +36,11 @@ def wanted(*splits: str, size: int = 64, **more: Any) -> WantedDataset:
     return WantedDataset(chosen, more.pop("libraries", LIBRARIES), **more)
 
 
-def committed(*splits: str, size: int = 64, codec: str = "1", bad: int = 0) -> Manifest:
-    config = {"verb": "resize", "splits": {split: {"short_side": size} for split in splits}}
+def committed(
+    *splits: str, size: int = 64, codec: str = "1", bad: int = 0, **settings: str
+) -> Manifest:
+    of_split = {"short_side": size, **settings}
+    config = {"verb": "resize", "splits": dict.fromkeys(splits, of_split)}
     digest = "0" * 64
     return Manifest(
         schema_version=manifest.SCHEMA_VERSION,
@@ -162,6 +165,14 @@ def test_split_without_settings_is_not_finished() -> None:
             (
                 "/out contains a dataset with different settings: short_side is 50 there, 64 "
                 "here. Choose a different folder, or replace it with --force."
+            ),
+        ),
+        (
+            at(committed=committed("train", licence="CC0-1.0")),
+            wanted("train"),
+            (
+                "/out contains a dataset with different settings: licence is 'CC0-1.0' there, not "
+                "set here. Choose a different folder."
             ),
         ),
         (

@@ -210,12 +210,10 @@ _SOURCES = (
 
 
 def unrelated_names(store: Readable) -> list[str]:
-    """Returns folders, images and archives next to the files of a dataset, if it is a folder.
+    """Returns folders, images and archives next to the files of a dataset.
 
-    Files of other kinds, such as a log, are not included.
+    Files of other kinds, such as a log, are not included. A web server cannot be listed.
     """
-    if store.as_folder is None:
-        return []
     files = {*store.names("")}
     return [
         name

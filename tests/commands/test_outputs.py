@@ -16,6 +16,7 @@ from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents
 from tests.kit.messages import says
+from tests.kit.s3_server import BUCKET, S3Server, key_of, objects
 from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
@@ -77,7 +78,7 @@ def test_folder_without_permission_is_refused_at_once(
             report.run([str(sound), "--out", str(tmp_path / name)])
 
 
-def written(verb: str, data: Path, out: Path) -> list[str | Path]:
+def written(verb: str, data: Path, out: Path | str) -> list[str | Path]:
     """Returns a command that would write `out`."""
     keys = data.parent / "keys"
     keys.write_text("cats/a.jpg\n")
@@ -151,6 +152,19 @@ def test_dataset_is_not_mixed_with_sources(
     assert result.code == 2, result
     assert name.partition("/")[0] in result.err
     assert [*contents(tmp_path / "out")] == [name]
+
+
+@pytest.mark.parametrize("verb", ["prepare", "resize", "adopt", "replicate"])
+def test_dataset_in_a_bucket_is_not_mixed(
+    sound: Path, s3: S3Server, prefix: str, verb: str
+) -> None:
+    s3.client().put_object(Bucket=BUCKET, Key=f"{key_of(prefix)}/cat/1.jpg", Body=b"mine")
+    result = command.run(*written(verb, sound, prefix), env=s3.environment)
+
+    assert result.code == 2, result
+    assert f"{prefix} contains cat, and no dataset" in result.err or "the way: cat" in result.err
+    left = objects(s3.client(), prefix)
+    assert {name for name in left if not name.startswith(".work/")} == {"cat/1.jpg"}
 
 
 def test_dataset_may_be_next_to_a_log(sound: Path, tmp_path: Path) -> None:

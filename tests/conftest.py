@@ -21,7 +21,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
-from tests.kit import messages
+from tests.kit import leftovers, messages
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 from tests.kit.command import REPOSITORY
 from tests.kit.installed import installed  # noqa: F401 - for all rooms
@@ -156,15 +156,11 @@ def _room_of(path: Path) -> str:
     return "/".join(folders[: 2 if folders[0] == "commands" else 1])
 
 
-def _leaks(name: str) -> bool:
-    return name.startswith(("AWS_", "IMAGENET_PREP_")) or name.lower().endswith("_proxy")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def clean_environment(shared_cache: Path) -> Iterator[None]:
     """No test sees the developer's credentials, proxies or settings; nor do its children."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if _leaks(name)]:
+        for name in list(filter(leftovers.is_ours, os.environ)):
             patch.delenv(name)
         # All workers' runs note there where sources lie: one makes a set that others show.
         patch.setenv("IMAGENET_PREP_CACHE", str(shared_cache / "of-the-user"))
@@ -182,6 +178,15 @@ def ctrl_c_and_a_lost_terminal() -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was() -> Iterator[None]:
+    """Fails the test that changes what later tests of this worker stand on."""
+    before = leftovers.state()
+    yield
+    changes = leftovers.changes(before, leftovers.state())
+    assert not changes, changes
 
 
 @pytest.fixture(scope="session")

@@ -135,6 +135,7 @@ def test_the_page_has_a_row_for_each_step() -> None:
 def test_a_dry_run_does_not_write_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")  # main changes it
     monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
     monkeypatch.setattr(gpu_checks, "dataset", lambda *_: (tmp_path, tmp_path))
     monkeypatch.setattr(

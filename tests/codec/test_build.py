@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ def setup(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.chdir(repository)
     monkeypatch.delenv("CC", raising=False)
+    # setuptools changes the level.
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
     return module
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.training import flags, horovod, network, shades
 
 __all__ = ["horovod", "shades"]
+
+
+@pytest.fixture(autouse=True)
+def default_precision() -> Iterator[None]:
+    """Undoes what a training sets for its whole process: Keras builds all networks by it."""
+    yield
+    if "keras" in sys.modules:
+        sys.modules["keras"].config.set_dtype_policy("float32")
 
 
 @pytest.fixture

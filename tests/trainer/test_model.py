@@ -160,8 +160,6 @@ def by_hand(tf: Any, network: Any, blocks: tuple[int, ...], sizes: tuple[int, ..
 def test_v15_logits_equal_a_plain_graph(
     tf: Any, name: str, blocks: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
-    # A previous test in this process may have set a different policy.
-    tf.keras.config.set_dtype_policy("float32")
     network = scattered(built(name))
     expected = by_hand(tf, network, blocks, sizes)
 

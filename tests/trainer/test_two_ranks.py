@@ -142,10 +142,6 @@ def printed(program: Path, *arguments: str | Path) -> str:
     """Returns the output of a program that runs in this process, which has already loaded
     TensorFlow.
     """
-    import keras
-
-    # A previous training in this process may have set a different policy.
-    keras.config.set_dtype_policy("float32")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr(sys, "argv", [str(program), *map(str, arguments)])
         warnings.simplefilter(

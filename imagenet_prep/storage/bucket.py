@@ -79,9 +79,12 @@ class StoredObject(NamedTuple):
             return FileProblem(
                 f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}"
             )
+        if self.sha256 is None:
+            return UnkeptProblem(f"{file.name}: the server stored no sha256 (metadata) for it")
         if self.sha256 != file.sha256:
-            kind = FileProblem if self.sha256 else UnkeptProblem
-            return kind(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
+            return FileProblem(
+                f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}"
+            )
         if self.crc32c is None:
             return UnkeptProblem(f"{file.name}: the server stored no CRC32C (S3 checksum) for it")
         if crc32c not in (None, self.crc32c):
@@ -314,12 +317,14 @@ class BucketStore(RemoteFolder):
 
     def _copy_object(self, source: BucketStore, file: DatasetFile) -> None:
         problem = source.problem(file)
-        if problem is not None:
+        has_checksums = not isinstance(problem, UnkeptProblem)
+        if problem is not None and has_checksums:
             raise DataDamagedError(f"{source.base}: {problem.text}. Run verify there.")
         if self.problem(file) is None:
             return
-        if file.num_bytes > _MOST_COPIED:
-            # The object is too large to copy in one request: send it through this machine.
+        if file.num_bytes > _MOST_COPIED or not has_checksums:
+            # The object is too large to copy in one request, or a different program uploaded it
+            # without its sha256: send it through this machine, which verifies it.
             stat = source.stat(file.name)
             self.put(file, lambda: as_file(source.chunks(file.name, stat, pinned=False)))
             return

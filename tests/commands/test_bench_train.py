@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep import bench_train, train
+from imagenet_prep import bench_train, report, train
 from imagenet_prep.bench_train import BenchTrainConfig, RankRuns, TimedRun
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.reporting import plots
 from tests.kit import command
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.training import horovod, shades
+from tests.kit.unplotted import unplotted
 
-__all__ = ["horovod", "shades"]
+__all__ = ["horovod", "shades", "unplotted"]
 
 MEASURED = [
     RankRuns(1, TimedRun(110.0, 20.0), TimedRun(100.0, 20.0)),
@@ -189,6 +192,26 @@ def test_sweep_stores_and_prints_its_figures(
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
     assert len(plots.load(out / bench_train.FIGURES)) == 2
     assert mine.read_bytes() == b"\x89PNG of another run"
+
+
+def test_scaling_page_measures_and_reports(
+    shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplotted: None
+) -> None:
+    """Without the runs of the sweep, which take hours, and without plots."""
+    monkeypatch.setattr(bench_train, "_run", lambda *asked: TimedRun(100.0 * asked[2], 5.0))
+    monkeypatch.setattr(plots, "save_training", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("".join(f"node-{number} slots=8\n" for number in range(4)))
+    here, on_hosts, show = lines_of("$ scaling.md: Measured")
+    for line, ranks in ((here, [1, 2, 4, 8]), (on_hosts, [8, 16, 32])):
+        words = line.replace("/data/imagenet-480", str(shades)).replace("DOLLARS", "3").split()
+        assert bench_train.run(words[2:]) == 0
+        rows = plots.load(Path("bench-train") / bench_train.FIGURES)
+        assert [row.ranks for row in rows] == ranks
+    assert [row.hosts for row in rows] == [1, 2, 4]
+    copy = shutil.copytree(shades, tmp_path / "set")
+    assert report.run(show.replace("/data/imagenet-480", str(copy)).split()[2:]) == 0
+    assert "32 ranks: 3,200.0 images/s" in (copy / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,166 @@ $ guarantees.md: Who made a dataset
     e2e/test_documented_commands.py
     test_guarantees_page_signs_and_names_the_signer
     the signer
+trainers.md: The package tfrecord
+    trainers/test_trainers.py
+    test_the_documented_tfrecord_loop_ends
+    labels of all images, if the package is installed
+trainers.md: big_vision
+    trainers/test_trainers.py
+    test_big_vision_uses_stored_labels_unchanged
+    label and class of all images, in a checkout
+$ amend.md: The new manifest
+    e2e/test_documented_commands.py
+    test_amend_page_shows_amendments_and_reuses_parent
+    the lines that are shown, except digests
+$ amend.md: The new manifest 2
+    e2e/test_documented_commands.py
+    test_amend_page_shows_amendments_and_reuses_parent
+    files of the host, the bytes that were sent
+$ bucket.md: Read archives from a bucket, write a dataset into one
+    e2e/test_documented_buckets.py
+    test_bucket_page_prepares_equal_bytes_everywhere
+    labels of all images, bytes of all shards
+$ bucket.md: Try S3 on a laptop
+    e2e/test_documented_buckets.py
+    test_s3_can_be_tried_as_documented
+    the number of files in the bucket
+$ bucket.md: Datasets in a bucket
+    e2e/test_documented_buckets.py
+    test_bucket_page_resizes_adopts_and_reports
+    bytes of all shards, the page
+$ cluster.md: Beam on this machine
+    pipelines/test_graph.py
+    test_graph_writes_same_bytes_and_exports_its_steps
+    the bytes of all files
+$ data-format.md: The unlabelled test images
+    e2e/test_documented_sources.py
+    test_unlabelled_images_are_prepared_by_their_split
+    name and bytes of the image
+$ download.md: Download the archives
+    e2e/test_documented_sources.py
+    test_download_page_gets_each_archive_from_mirrors
+    bytes of all archives
+$ download.md: Download the archives 2
+    e2e/test_documented_sources.py
+    test_small_datasets_are_downloaded_and_prepared
+    the number of images of each split, the files
+$ download.md: From the Hugging Face Hub
+    e2e/test_documented_sources.py
+    test_parquet_of_the_hub_gives_the_archives_images
+    labels of all images
+$ download.md: WebDataset tars
+    e2e/test_documented_sources.py
+    test_tars_of_hub_and_mirror_are_equal
+    labels of all images, bytes of all files
+$ ec2.md: From nothing to training 5
+    e2e/test_documented_buckets.py
+    test_ec2_page_brings_archives_to_hosts
+    labels of all images, files of the bucket
+$ ec2.md: From nothing to training 6
+    e2e/test_documented_buckets.py
+    test_ec2_page_brings_archives_to_hosts
+    files of the host
+$ evaluation.md: One table
+    trainer/test_evaluation.py
+    test_documented_evaluation_prints_its_table
+    the rows of the table, without numbers
+$ evaluation.md: Lists of labels
+    e2e/test_documented_sources.py
+    test_small_datasets_are_downloaded_and_prepared
+    the list
+$ existing.md: Resize 2
+    e2e/test_documented_commands.py
+    test_flags_of_the_tutorial_resize_a_split
+    bytes of all shards
+$ guarantees.md: Who made a dataset 3
+    e2e/test_documented_commands.py
+    test_guarantees_page_signs_and_names_the_signer
+    the accepted column
+$ monitoring.md: Monitoring
+    e2e/test_documented_commands.py
+    test_monitoring_page_writes_metrics_and_log
+    the number of images in the metrics
+$ mxnet.md: Train
+    trainer/test_mxnet.py
+    test_documented_commands_learn_alone_and_on_two_ranks
+    accuracy, the number of evaluated images
+$ mxnet.md: Your .rec files 2
+    e2e/test_documented_commands.py
+    test_exports_have_all_images_of_the_dataset
+    the labels
+$ prepare.md: Your own photographs
+    e2e/test_documented_sources.py
+    test_prepare_page_holds_out_photographs
+    the class of each image, the holdout
+$ prepare.md: CIFAR-10 and MNIST
+    e2e/test_documented_sources.py
+    test_prepare_page_reads_cifar10_and_mnist
+    the number of images of each split, the labels
+$ prepare.md: ImageNet-21K
+    e2e/test_documented_sources.py
+    test_prepare_page_reads_every_form_of_imagenet21k
+    labels of all images, their number by class
+$ prepare.md: Step 1 of the 2018 tutorial
+    e2e/test_documented_sources.py
+    test_tutorials_command_keeps_original_photographs
+    labels of all images
+$ prepare.md: On a schedule, with cron
+    e2e/test_documented_sources.py
+    test_lines_for_cron_prepare_verify_and_print_reasons
+    labels of all images, the printed reason
+$ replicate.md: Replicate a dataset to folders, S3 or every node
+    e2e/test_documented_commands.py
+    test_replicate_page_fills_and_checks_hosts
+    files of the hosts
+$ replicate.md: A part on every node
+    e2e/test_documented_commands.py
+    test_replicate_page_fills_and_checks_hosts
+    the part of each host
+$ replicate.md: S3
+    e2e/test_documented_buckets.py
+    test_replicate_page_copies_by_bucket_to_hosts
+    files of the bucket, the folder and the host
+$ report.md: Look at a dataset
+    e2e/test_documented_buckets.py
+    test_report_page_looks_at_buckets_lists_and_pairs
+    result, name and images on the pages
+$ scaling.md: Measured
+    commands/test_bench_train.py
+    test_scaling_page_measures_and_reports
+    ranks and hosts of the rows, the page
+$ slurm.md: Prepare on several nodes
+    e2e/test_documented_sources.py
+    test_processes_of_slurm_share_one_dataset
+    labels of all images, with a double of srun
+$ train.md: Train a network
+    trainer/test_two_ranks.py
+    test_documented_commands_learn_on_one_and_two_ranks
+    accuracy, the number of evaluated images
+$ train.md: With PyTorch
+    frameworks/test_training.py
+    test_documented_commands_learn_and_count_every_example_once
+    accuracy, the number of evaluated images
+$ train.md: Which images a model has seen
+    e2e/test_documented_code.py
+    test_documented_log_lists_images_of_each_step
+    the images of a step, the steps of an image
+$ trainers.md: flax examples/imagenet
+    e2e/test_documented_commands.py
+    test_exports_have_all_images_of_the_dataset
+    the files; flax itself needs a checkout
+$ trainers.md: pytorch/examples
+    e2e/test_documented_commands.py
+    test_exports_have_all_images_of_the_dataset
+    the number of images
+$ trainers.md: WebDataset
+    e2e/test_documented_commands.py
+    test_exports_have_all_images_of_the_dataset
+    the tars
+$ trainers.md: Hugging Face datasets
+    e2e/test_documented_commands.py
+    test_exports_have_all_images_of_the_dataset
+    the number of images
 """
 # The same, but with the reason why no test executes the block instead of the value.
 ELSEWHERE = """
@@ -259,38 +419,6 @@ trainers.md: KerasCV
     trainers/test_trainers.py
     test_the_older_resnet_and_keras_cv_subtract
     needs 1,024 shards in an environment of its own
-trainers.md: The package tfrecord
-    e2e/test_documented_code.py
-    test_keras_gets_labels_from_0
-    the package is in no lock; the table of the page says: by hand
-trainers.md: big_vision
-    trainers/test_trainers.py
-    test_big_vision_uses_stored_labels_unchanged
-    needs a checkout
-$ amend.md: The new manifest
-    e2e/test_documented_commands.py
-    test_amend_page_excludes_and_relabels_listed_images
-    shows output
-$ amend.md: The new manifest 2
-    commands/amend/test_amend.py
-    test_hosts_get_only_files_missing_in_parents_replica
-    needs hosts
-$ bucket.md: Read archives from a bucket, write a dataset into one
-    commands/prepare/test_s3_out.py
-    test_bucket_gets_the_same_bytes_as_a_folder
-    needs a bucket
-$ bucket.md: Try S3 on a laptop
-    commands/replicate/test_s3.py
-    test_bucket_returns_the_same_dataset
-    installs a server
-$ bucket.md: Datasets in a bucket
-    commands/resize/test_exclude.py
-    test_second_call_adds_a_split_in_a_bucket
-    needs a bucket
-$ cluster.md: Beam on this machine
-    pipelines/test_graph.py
-    test_the_direct_runner_has_several_processes_as_documented
-    takes long
 $ cluster.md: On a cluster
     commands/cluster/test_cluster.py
     test_flink_job_server_gives_same_bytes_and_progress
@@ -299,134 +427,6 @@ $ cluster.md: Dataflow
     commands/prepare/test_s3_out.py
     test_beam_job_prepares_in_bucket_and_threads_resume
     needs Google's cloud
-$ data-format.md: The unlabelled test images
-    commands/prepare/test_evaluation_sets.py
-    test_unlabelled_test_archive_becomes_a_dataset
-    needs the archive of the test images
-$ download.md: Download the archives
-    commands/download/test_download.py
-    test_archives_arrive_exactly_and_by_ranges
-    downloads 155 GB
-$ download.md: Download the archives 2
-    commands/download/test_download.py
-    test_mnist_files_are_compared_with_published_checksums
-    downloads
-$ download.md: From the Hugging Face Hub
-    commands/prepare/test_sources.py
-    test_parquet_gives_the_archives_shards
-    downloads 155 GB
-$ download.md: WebDataset tars
-    commands/export/test_webdataset_comes_back.py
-    test_tars_on_a_server_give_the_same_dataset
-    downloads 155 GB
-$ ec2.md: From nothing to training 5
-    commands/replicate/test_s3.py
-    test_bucket_returns_the_same_dataset
-    needs AWS
-$ ec2.md: From nothing to training 6
-    commands/replicate/test_s3.py
-    test_hosts_read_their_files_from_a_bucket
-    needs AWS
-$ evaluation.md: One table
-    trainer/test_evaluation.py
-    test_the_last_evaluation_fills_the_table_of_accuracies
-    needs a trained network
-$ evaluation.md: Lists of labels
-    commands/download/test_download.py
-    test_each_dataset_has_its_own_address
-    downloads
-$ existing.md: Resize 2
-    commands/resize/test_flags.py
-    test_two_calls_of_the_tutorial_make_one_dataset
-    the flags of the tutorial, IN and OUT stand for folders
-$ guarantees.md: Who made a dataset 3
-    storage/test_signature.py
-    test_parts_without_a_signature_can_be_accepted
-    needs a key
-$ monitoring.md: Monitoring
-    commands/test_verify.py
-    test_metrics_file_has_images_bytes_and_quarantine
-    writes into the folder of node_exporter
-$ mxnet.md: Train
-    trainer/test_mxnet.py
-    test_two_ranks_learn_mnist_in_100_steps
-    needs MXNet
-$ mxnet.md: Your .rec files 2
-    e2e/test_documented_commands.py
-    test_exports_have_all_images_of_the_dataset
-    as on export.md
-$ prepare.md: Your own photographs
-    e2e/test_photographs.py
-    test_photographs_are_stored_quarantined_or_counted
-    as on photographs.md
-$ prepare.md: CIFAR-10 and MNIST
-    commands/prepare/test_sources.py
-    test_cifar10_archive_gives_the_shards_of_its_folder
-    needs the published archives
-$ prepare.md: ImageNet-21K
-    commands/prepare/test_sources.py
-    test_imagenet21k_tar_and_folder_give_same_shards
-    needs 1.3 TB
-$ prepare.md: Step 1 of the 2018 tutorial
-    commands/test_preprocess_imagenet.py
-    test_archives_in_a_folder_are_never_copied
-    downloads
-$ prepare.md: On a schedule, with cron
-    commands/test_verify.py
-    test_files_are_not_read_again_if_unchanged
-    needs cron
-$ replicate.md: Replicate a dataset to folders, S3 or every node
-    commands/replicate/test_hosts.py
-    test_all_hosts_get_all_bytes
-    needs hosts
-$ replicate.md: A part on every node
-    commands/replicate/test_partition.py
-    test_hosts_get_their_parts_and_damage_is_repaired
-    needs hosts
-$ replicate.md: S3
-    commands/replicate/test_s3.py
-    test_bucket_returns_the_same_dataset
-    needs a bucket
-$ report.md: Look at a dataset
-    commands/report/test_report.py
-    test_page_shows_images_whose_labels_disagree
-    the first line is that of the README; the others need a bucket or ReaL
-$ scaling.md: Measured
-    commands/test_bench_train.py
-    test_sweep_stores_and_prints_its_figures
-    takes hours
-$ slurm.md: Prepare on several nodes
-    commands/test_slurm.py
-    test_batch_files_prepare_and_replicate_to_a_node
-    needs Slurm
-$ train.md: Train a network
-    trainer/test_training.py
-    test_an_evaluation_equals_a_plain_count
-    trains ResNet-50
-$ train.md: With PyTorch
-    frameworks/test_training.py
-    test_a_run_learns_and_counts_every_example_once
-    trains ResNet-50
-$ train.md: Which images a model has seen
-    read/test_receipt.py
-    test_each_step_lists_images_over_resumes_and_ranks
-    needs a run of 1,000 steps
-$ trainers.md: flax examples/imagenet
-    e2e/test_documented_commands.py
-    test_exports_have_all_images_of_the_dataset
-    the export of export.md
-$ trainers.md: pytorch/examples
-    e2e/test_documented_commands.py
-    test_exports_have_all_images_of_the_dataset
-    the export of export.md
-$ trainers.md: WebDataset
-    e2e/test_documented_commands.py
-    test_exports_have_all_images_of_the_dataset
-    the export of export.md
-$ trainers.md: Hugging Face datasets
-    e2e/test_documented_commands.py
-    test_exports_have_all_images_of_the_dataset
-    the export of export.md
 """
 
 

@@ -26,7 +26,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column, manifest
 from imagenet_prep.read import ColumnWriter, Reader, make_dataset
 from imagenet_prep.read.receipt import of_run
-from tests.kit import blocks
+from tests.kit import blocks, command
 from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
 from tests.kit.faults import flip_bit
@@ -481,6 +481,20 @@ def test_documented_log_lists_images_of_each_step(colours: Path, tmp_path: Path)
     last = len(seen) // 2 * 2
     for step in range(last):
         assert [number for _, number in receipt.step(step)] == seen[step]
+
+    keys = [f"{record.wnid}/{record.filename}" for record in split_records(colours, "train")]
+    shown = {
+        "runs/1": str(tmp_path),
+        "1000": "1",
+        "n01440764/n01440764_10026.JPEG": keys[seen[1][0]],
+    }
+    text = blocks.small(blocks.block("$ train.md: Which images a model has seen").text, shown)
+    images, steps, check = (
+        command.run(*line.split()[1:], "--trained-on", colours).out for line in text.splitlines()
+    )
+    assert [line.split()[-1] for line in images.splitlines()] == [keys[n] for n in seen[1]]
+    assert steps.splitlines()[1].startswith("step 1 ")
+    assert check.startswith(f"steps {last}  images {8 * last} ")
 
 
 def test_documented_writers_get_labels_from_0(colours: Path) -> None:

@@ -19,80 +19,33 @@ import pytest
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.read import make_dataset
-from tests.kit import blocks, command, evaluation_datasets, layouts, text_columns
+from tests.kit import blocks, evaluation_datasets, layouts, text_columns
 from tests.kit.codec import corpus
-from tests.kit.dataset import split_records
+from tests.kit.columns import make_column
+from tests.kit.dataset import contents, split_records
 from tests.kit.evaluation_datasets import put
+from tests.kit.machine import Machine, expected, labels, lines_of, manifest, with_datasets
 from tests.kit.messages import says
-from tests.kit.miniature import Miniature, miniature_for_tests
+from tests.kit.miniature import miniature_for_tests
 
 pytestmark = pytest.mark.slow
 
-Found = command.Finished
-
-
-class Machine:
-    """Runs commands in a folder with data/ for /data and home/ for ~."""
-
-    def __init__(self, root: Path, source: Miniature) -> None:
-        self.root, self.source = root, source
-        self.data = root / "data"
-        (self.data / "ilsvrc2012").parent.mkdir(parents=True)
-        shutil.copytree(source.root, self.data / "ilsvrc2012")
-
-    def typed(self, name: str, *numbers: int) -> list[Found]:
-        """Runs lines of a block, counted from 1; all by default. Each must succeed."""
-        lines = blocks.block(name).text.strip().splitlines()
-        chosen = [lines[number - 1] for number in numbers] if numbers else lines
-        return [self.run(line) for line in chosen]
-
-    def run(self, line: str) -> Found:
-        words = [
-            word.replace("/data", str(self.data)).replace("~", str(self.root / "home"))
-            for word in shlex.split(line, comments=True)
-        ]
-        assert words[0] == "imagenet-prep"
-        if words[1] in ("prepare", "adopt"):
-            words.append("--allow-subset")
-        done = command.run(*words[1:], cwd=self.root)
-        assert done.code == 0, (line, done)
-        return done
-
-    def dataset(self, name: str) -> Path:
-        return self.data / name
+AMEND = "$ amend.md: Make a new dataset from an existing one"
+# Their commands on the page train with an export.
+TRAINERS = (
+    "$ trainers.md: flax examples/imagenet",
+    "$ trainers.md: pytorch/examples",
+    "$ trainers.md: WebDataset",
+    "$ trainers.md: Hugging Face datasets",
+)
 
 
 @pytest.fixture(scope="module")
 def machine(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
     """A machine with /data/imagenet-480 and /data/imagenet-256, made by the documented commands."""
-    made = Machine(tmp_path_factory.mktemp("machine"), miniature_for_tests(shared_cache))
-    made.typed("$ prepare.md: Prepare a dataset", 2)
-    resize = blocks.block("$ existing.md: Resize").text.replace("imagenet-480", "imagenet-256")
-    made.run(resize.replace("imagenet-full", "imagenet-480") + " --short-side 64")
-    return made
-
-
-def manifest(root: Path) -> Any:
-    return json.loads((root / "dataset.json").read_bytes())
-
-
-def labels(root: Path, *splits: str) -> dict[str, int]:
-    """Returns the class index of each image, by the name of its file."""
-    found = {}
-    for split in splits or manifest(root)["splits"]:
-        for record in split_records(root, split):
-            found[record.filename.rpartition("/")[2]] = record.stored_label - 1
-    return found
-
-
-def expected(source: Miniature, *splits: str) -> dict[str, int]:
-    """Returns the expected result of `labels` for the archives."""
-    found = {}
-    for split in splits or ("train", "validation"):
-        for key, image in source.of(split).items():
-            if image.fate != "quarantined":
-                found[key.rpartition("/")[2]] = image.class_index
-    return found
+    source = miniature_for_tests(shared_cache)
+    root = tmp_path_factory.mktemp("machine") / "machine"
+    return with_datasets(Machine(root, source), shared_cache)
 
 
 def test_readme_commands_prepare_verify_and_report(machine: Machine, tmp_path: Path) -> None:
@@ -145,7 +98,7 @@ def test_amend_page_excludes_and_relabels_listed_images(machine: Machine) -> Non
     first, second, *_ = labels(machine.dataset("imagenet-480"), "validation")
     for name, text in (("bad.txt", f"{first}\n"), ("labels.csv", f"key,class\n{second},0\n")):
         (machine.root / name).write_text(text)
-    machine.typed("$ amend.md: Make a new dataset from an existing one", 1, 2)
+    machine.typed(AMEND, 1, 2)
 
     before = expected(machine.source)
     without = {name: label for name, label in before.items() if name != first}
@@ -228,13 +181,18 @@ def test_duplicates_page_finds_images_of_a_copy(machine: Machine) -> None:
 def test_exports_have_all_images_of_the_dataset(machine: Machine) -> None:
     import pyarrow.parquet
 
-    machine.typed("$ export.md: Export to other formats")
+    lines = lines_of("$ export.md: Export to other formats")
+    lines += lines_of("$ mxnet.md: Your .rec files 2")
+    lines += [lines_of(name)[0] for name in TRAINERS]
+    for line in dict.fromkeys(lines):
+        machine.run(line)
     count = len(expected(machine.source))
     assert len(list((machine.data / "folders").rglob("*.JPEG"))) == count
     tables = (machine.data / "hub").rglob("*.parquet")
     rows = [len(pyarrow.parquet.read_table(path)) for path in tables]
     assert sum(rows) == count
-    assert list((machine.root / "home" / "tensorflow_datasets").rglob("*.tfrecord-*"))
+    for folder in (machine.root / "home" / "tensorflow_datasets", machine.data / "tfds"):
+        assert list(folder.rglob("*.tfrecord-*"))
     assert list((machine.data / "tars").rglob("*.tar"))
     # The page on MXNet reads the RecordIO files of this export.
     shutil.move(machine.data / "mxnet", machine.data / "rec")
@@ -323,4 +281,83 @@ def test_guarantees_page_signs_and_names_the_signer(machine: Machine) -> None:
     assert signed.returncode == 0, signed
 
     assert "lab@example.org" in machine.run(verify).out
+    make_column(machine.dataset("imagenet-480"), "features")
+    accepting = machine.run(lines_of("$ guarantees.md: Who made a dataset 3")[0])
+    assert "not signed: columns/features" in accepting.out
+    shutil.rmtree(machine.dataset("imagenet-480") / "columns")
     (machine.dataset("imagenet-480") / "dataset.json.sig").unlink()
+
+
+def test_amend_page_shows_amendments_and_reuses_parent(machine: Machine, tmp_path: Path) -> None:
+    fresh = Machine(tmp_path / "machine", machine.source)
+    parent = fresh.dataset("imagenet-480")
+    shutil.copytree(machine.dataset("imagenet-480"), parent)
+    first, second, *_, third = labels(parent, "validation")
+    (fresh.root / "bad.txt").write_text(f"{first}\n{second}\n")
+    (fresh.root / "labels.csv").write_text(f"key,class\n{third},0\n")
+    exclude, relabel = blocks.block(AMEND).text.strip().splitlines()[:2]
+    fresh.run(exclude)
+    changed = {"480 ": "480-clean ", "480-v2": "480-v3"}
+    fresh.run(blocks.small(relabel, changed))
+    prompt, _, *documented = blocks.block("$ amend.md: The new manifest").text.splitlines()
+    shown = fresh.run(prompt.removeprefix("$ "))
+
+    for line, found in zip(documented, shown.out.splitlines()[-len(documented) :], strict=True):
+        assert without_digests(fresh.replaced(line)) == without_digests(found)
+    (replicate,) = lines_of("$ amend.md: The new manifest 2")
+    hosts = fresh.with_hosts("node-3")
+    there = hosts.root / "node-3" / "data"
+    shutil.copytree(parent, there / "imagenet-480")
+    new = contents(fresh.dataset("imagenet-480-clean"))
+    sent = [name for name, data in new.items() if data != contents(parent).get(name)]
+    done = fresh.run(f"{replicate} --json")
+    assert contents(there / "imagenet-480-clean") == new
+    (replica,) = done.json["replicas"]
+    assert replica["moved_bytes"] == sum(len(new[name]) for name in sent if name != "dataset.json")
+
+
+def without_digests(text: str) -> str:
+    return re.sub(r"\b[0-9a-f]{16}\b", "DIGEST", text)
+
+
+def test_replicate_page_fills_and_checks_hosts(machine: Machine, tmp_path: Path) -> None:
+    """A training on parts needs the same number of ranks on each host; no test types its line."""
+    fresh = Machine(tmp_path / "machine", machine.source)
+    shutil.copytree(machine.dataset("imagenet-480"), fresh.dataset("imagenet-480"))
+    hosts = fresh.with_hosts("node-3")
+    there = hosts.root / "node-3" / "data"
+    dry, real, check = lines_of("$ replicate.md: Replicate a dataset to folders, S3 or every node")
+    fresh.run(dry)
+    assert not (there / "imagenet-480").exists()
+    fresh.run(real)
+    assert contents(there / "imagenet-480") == contents(fresh.dataset("imagenet-480"))
+    fresh.run(check)
+
+    hosts.only("10.0.0.1", "node-3")
+    fresh.run(lines_of("$ replicate.md: A part on every node")[0])
+    for node, address in enumerate(hosts.addresses):
+        part = hosts.root / address / "data" / "parts" / "placement.json"
+        assert json.loads(part.read_bytes())["node"] == node
+
+
+def test_monitoring_page_writes_metrics_and_log(machine: Machine) -> None:
+    folder = machine.root / "textfile"
+    folder.mkdir()
+    machine.places["/var/lib/node_exporter/textfile"] = str(folder)
+    (done,) = machine.typed("$ monitoring.md: Monitoring")
+
+    count = len(expected(machine.source))
+    metrics = (folder / "verify-480.prom").read_text()
+    assert f"{count} examples" in done.out
+    assert re.search(rf"^imagenet_prep_\w*images\w*{{.*}} {count}$", metrics, re.MULTILINE), metrics
+    assert all(json.loads(line)["verb"] == "verify" for line in done.err.splitlines())
+
+
+def test_flags_of_the_tutorial_resize_a_split(machine: Machine) -> None:
+    machine.places |= {" IN ": f" {machine.dataset('imagenet-480')} ", " OUT ": " resized "}
+    (line,) = lines_of("$ existing.md: Resize 2")
+    machine.run(f"{line} --size 64")
+
+    small = contents(machine.dataset("imagenet-256"))
+    shards = {name: data for name, data in small.items() if name.startswith("train-")}
+    assert shards.items() <= contents(machine.root / "resized").items()

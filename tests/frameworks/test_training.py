@@ -19,6 +19,7 @@ from tests.frameworks.programs import LOGITS, ended, launched
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY
 from tests.kit.dataset import split_records
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.shared import made_once
 from tests.kit.tfrecords import wnid
@@ -147,12 +148,24 @@ def test_a_run_learns_and_counts_every_example_once(runs: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_ranks_learn_and_count_every_example_once(
-    pytorch: Path, shades: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [2, 3, 4], ids=["alone", "launch", "torchrun"])
+def test_documented_commands_learn_and_count_every_example_once(
+    pytorch: Path, shades: Path, tmp_path: Path, number: int
 ) -> None:
-    two = words(shades, tmp_path / "two", batch_size=4)
-    run(pytorch, "launch", "-np", "2", "--", *two)
-    check_learned(tmp_path / "two")
+    """Two ranks instead of eight. The first line of docs/train.md installs PyTorch."""
+    line = lines_of("$ train.md: With PyTorch")[number - 1].replace("/data/imagenet-480", "DATA")
+    program, *argv = line.replace("8", "2").split()
+    small = settings(shades, batch_size=8 if number == 2 else 4, log_dir=str(tmp_path / "run"))
+    del small["data_dir"]
+    argv = [*(str(shades) if word == "DATA" else word for word in argv), *arguments(small)]
+    if program == "torchrun":
+        how = ("-m", "torch.distributed.run")
+        with command.started(*argv, python=pytorch, env=ONE, program=how) as running:
+            finished = running.finish(PATIENCE_S)
+        assert finished.code == 0, finished
+    else:
+        run(pytorch, *argv)
+    check_learned(tmp_path / "run")
 
 
 def check_learned(log_dir: Path) -> None:

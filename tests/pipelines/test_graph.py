@@ -21,6 +21,7 @@ from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.miniature import miniature_for_tests
 
@@ -75,9 +76,9 @@ def test_graph_writes_same_bytes_and_exports_its_steps(
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
     prepare(PrepareConfig(str(source), str(here), allow_subset=True, holdout="7", json=True))
-    (line,) = re.findall(r"^    imagenet-prep prepare (.*DirectRunner.*)$", PAGE, re.MULTILINE)
+    (line,) = lines_of("$ cluster.md: Beam on this machine")
     places = {"/data/ilsvrc2012": str(source), "/data/imagenet-480": str(there)}
-    words = [places.get(word, word) for word in shlex.split(line)]
+    words = [places.get(word, word) for word in shlex.split(line)[2:]]
     at = words.index("--")
     flags = (*words[:at], "--allow-subset", "--holdout", "7", "--")
     code = program.outcome(lambda: prepare_verb.run([*flags, *words[at + 1 :]]))

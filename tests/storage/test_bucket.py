@@ -323,6 +323,26 @@ def test_empty_folder_object_is_removed_with_its_folder(store: BucketStore, s3: 
     assert store.everything() == set()
 
 
+def test_copy_of_object_without_sha256_is_verified(store: BucketStore, s3: S3Server) -> None:
+    """A different program uploaded it, so the object is read and its copy gets a sha256."""
+    there = BucketStore(f"{store.base}-there")
+    file = DatasetFile("index/a", 3, _sha256(b"one"))
+    key = key_of(f"{there.base}/index/a")
+    s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"one")
+    problem = there.problem(file)
+    assert problem is not None
+    assert says("server-stored-no-sha256-metadata", "index/a").search(problem.text)
+    store.adopt_files(there, [file])
+    store.verify_published([file])
+    assert store.read("index/a") == b"one"
+
+    store.remove("index/a")
+    s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"two")
+    with pytest.raises(DataDamagedError, match="index/a"):
+        store.adopt_files(there, [file])
+    assert "index/a" not in store.everything()
+
+
 def test_server_copies_objects_of_a_different_prefix(
     store: BucketStore,
     s3: S3Server,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from imagenet_prep import evaluation
 from imagenet_prep import train as train_verb
+from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
@@ -23,12 +25,13 @@ from imagenet_prep.trainer import evaluation as trainer_evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.evaluation import Predicted
+from tests.kit import blocks
 from tests.kit.evaluated import write_names
 from tests.kit.installed import Installed
 from tests.kit.messages import says
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.tfrecords import wnid
-from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, flags, make_shades, rows
+from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, arguments, flags, make_shades, rows
 
 Train = Callable[..., Any]
 
@@ -37,6 +40,7 @@ Train = Callable[..., Any]
 def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch, installed: Installed) -> Train:
     """As `train_by_numpy`, but by the verb, which opens the datasets and lists of the table."""
     monkeypatch.setattr(loop, "connect", NumpyLearner)
+    planes.require()  # Loading it looks for Pillow.
     installed.packages(lambda _: True)
 
     def run(log_dir: Path, **more: Any) -> Any:
@@ -260,6 +264,41 @@ def test_the_last_evaluation_fills_the_table_of_accuracies(
     header, *lines = (line.split(",") for line in said.read_text().splitlines())
     assert header[12:] == [f"own.csv sha256:{digest}"]
     assert [line[-1] for line in lines[:4]] == ["0 3", "", "2", ""]
+
+
+def test_documented_evaluation_prints_its_table(
+    tabulate: Train, shades: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With four classes for 1,000, two for 200, and no list in the form of ReaL."""
+    line, _, *documented = blocks.block("$ evaluation.md: One table").text.strip().splitlines()
+    # Only the first dataset has these images.
+    numbers = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION)
+    lines = [f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG,0\n" for n in numbers]
+    own = tmp_path / "own.csv"
+    own.write_text("".join(["key,class\n", *lines]))
+    for name, classes in (("v2", (1, 2, 3, 0)), ("a", (1, 0)), ("r", (3, 2))):
+        make_shades(tmp_path / "sets" / name, classes=classes)
+    here = {" sets": f" {tmp_path}/sets", "real.json": str(own), "/data/imagenet-480": str(shades)}
+    words = blocks.small(line, {**here, " run ": f" {tmp_path}/run "}).split()
+    tabulate(tmp_path / "run")
+    capsys.readouterr()
+    small = flags(shades, tmp_path / "run", framework="mxnet", backend="native")
+    train_verb.train(train_verb.parse([*words[2:], *arguments(small)]))
+
+    text = capsys.readouterr().out.replace(f"{tmp_path}/", "").replace(str(shades), "DATA")
+    printed = text[text.index("set  ") :].splitlines()
+    *table, of_list = documented
+    for row, said in zip(table, printed[: len(table)], strict=True):
+        row = row.replace("/data/imagenet-480", "DATA").replace("real.json", "own.csv")
+        assert shape(row) == shape(said)
+    form = of_list.replace("real.json: ReaL as published, 50,000", "own.csv: CSV, 22")
+    digest = hashlib.sha256(own.read_bytes()).hexdigest()
+    assert printed[len(table) :] == [re.sub(r"\w{64}", digest, form)]
+
+
+def shape(row: str) -> list[str]:
+    """Returns the words of a row of the table, without numbers."""
+    return [word for word in row.split() if not re.fullmatch(r"[\d,.]+%?|…|-", word)]
 
 
 def test_also_refuses_datasets_of_different_classes(tabulate: Train, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.batches import digests
 from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY, Finished, started
 from tests.kit.layouts import make_mnist, mnist_digits
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
@@ -385,3 +386,22 @@ def test_servers_receive_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch
     servers.close()
 
     assert set(store.called) == {"init", "push", "pull"}
+
+
+@mxnet
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["alone", "ring", "servers"])
+def test_documented_commands_learn_alone_and_on_two_ranks(
+    mxnet_python: Path, shades: Path, tmp_path: Path, number: int
+) -> None:
+    """Two ranks and servers instead of eight."""
+    line = lines_of("$ mxnet.md: Train")[number - 1].partition("#")[0]
+    words = line.replace("/data/imagenet-480", "DATA").replace("8", "2").split()[1:]
+    words = [str(shades) if word == "DATA" else word for word in words]
+    small = flags(shades, tmp_path / "run", num_epochs=8.0, lr=0.02, backend="native")
+    del small["data_dir"]
+    run(mxnet_python, *words, *arguments(small | {"batch_size": 16 if number == 1 else 8}))
+
+    last = rows(tmp_path / "run", "evaluation")[-1]
+    assert last["examples"] == NUM_VALIDATION
+    assert last["top1"] > 0.8

@@ -24,6 +24,7 @@ from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, REPOSITORY, started
 from tests.kit.faults import disk, remount
 from tests.kit.lengths import long_except
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.shared import made_once
 from tests.kit.tfrecords import wnid
@@ -347,3 +348,25 @@ def test_two_ranks_train_on_a_cifar10_archive(tmp_path: Path) -> None:
     assert "2 ranks x 8 images = 16 per step; 100 images, 10 classes" in finished.out
     assert rows(run, "evaluation")[-1]["examples"] == 20
     assert (tmp_path / "model.keras").stat().st_size > 100_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [1, 3, 4], ids=["alone", "here", "hosts"])
+def test_documented_commands_learn_on_one_and_two_ranks(
+    shades: Path, tmp_path: Path, number: int
+) -> None:
+    """Two ranks instead of 8 and 32; this machine is the only host."""
+    line = lines_of("$ train.md: Train a network")[number - 1].partition("#")[0]
+    numbers = {"/data/imagenet-480": str(shades), "8": "2", "32": "2"}
+    words = [numbers.get(word, word) for word in line.split()[1:]]
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    small = flags(shades, tmp_path / "run", batch_size=8 if number == 1 else 4)
+    del small["data_dir"]
+    argv = [*words, *arguments(small | {"num_epochs": 8.0})]
+    with started(*argv, program=PROGRAM, cwd=tmp_path) as running:
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished
+
+    last = rows(tmp_path / "run", "evaluation")[-1]
+    assert last["examples"] == NUM_VALIDATION
+    assert last["top1"] > 0.8

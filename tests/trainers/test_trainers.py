@@ -98,7 +98,7 @@ def assert_whole(found: list[tuple[int, int]], each: int) -> None:
 
 
 def recipe(client: Client) -> list[str]:
-    """Returns the blocks of code of a recipe."""
+    """Returns the blocks of code of a recipe in docs/trainers.md."""
     name = client.name.partition(",")[0]
     section = re.search(rf"^### {re.escape(name)}\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert section is not None

@@ -63,8 +63,7 @@ class Machine:
             assert words[0] == "imagenet-prep", line
             arguments = words[1:]
         if arguments[0] in ("prepare", "adopt") or "imagenet_prep.preprocess_imagenet" in words:
-            at = arguments.index("--") if "--" in arguments else len(arguments)
-            arguments.insert(at, "--allow-subset")
+            arguments.append("--allow-subset")
         done = command.run(*arguments, cwd=self.root, env=self.environment, **how)
         assert done.code == 0, (line, done)
         return done

@@ -61,7 +61,7 @@ def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_a_bucket_without_a_manifest_may_lack_a_split(prefix: str) -> None:
+def test_a_bucket_without_manifest_may_lack_a_split(prefix: str) -> None:
     with pytest.raises(UsageError, match=says("train-validation-two-buckets-copy")):
         opened(prefix)
 

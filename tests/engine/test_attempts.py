@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from imagenet_prep.engine import Lease, attempts, cluster
 from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
+from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
 from tests.kit.messages import says
 
@@ -77,6 +79,27 @@ def test_receipts_are_collected_during_and_after_the_work(
     )
     attempts.follow(started, collect, 0.0)
     assert seen == [1, 2, 2]
+
+
+def test_receipts_have_the_order_of_the_tasks(tmp_path: Path) -> None:
+    later_is_done = threading.Event()
+
+    def wait(task: Task) -> engine.Result[Made]:
+        if task.name == "b":
+            return work(task)
+        assert later_is_done.wait(PATIENCE_S)
+        return work(task)
+
+    def watch(receipt: engine.TaskReceipt[Made]) -> None:
+        if receipt.content.task == "b":
+            later_is_done.set()
+
+    stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), wait, Made)
+    tasks = [Task("a"), Task("b")]
+    workers = engine.Workers(2, engine.THREADS)
+    made = engine.run(stage, tasks, workers, title="", watch=watch, quiet=True)
+
+    assert [receipt.content.task for receipt in made] == ["a", "b"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataDamagedError("the limit")])

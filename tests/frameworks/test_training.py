@@ -143,6 +143,20 @@ def test_the_first_losses_equal_tensorflows(pytorch: Path, words: str) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-3, err_msg=f"{model} {optimizer}")
 
 
+def test_the_loss_scale_does_not_change_the_steps(
+    pytorch: Path, shades: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for scale in (1.0, 1024.0):
+        folder = tmp_path / str(scale)
+        more = {"precision": "float16", "loss_scale": scale, "num_epochs": 0.5}
+        run(pytorch, *words(shades, folder, **more))
+        losses.append([row["loss"] for row in rows(folder, "train")])
+
+    assert losses[0]
+    np.testing.assert_allclose(*losses, rtol=0.02)
+
+
 def test_a_run_learns_and_counts_every_example_once(runs: Path) -> None:
     check_learned(runs / "whole")
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_SIGNALS = (signal.SIGALRM, signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+# Not SIGALRM, which pytest-timeout sets.
+_SIGNALS = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _OF_PYTEST = "PYTEST_CURRENT_TEST"
 

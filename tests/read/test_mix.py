@@ -29,7 +29,7 @@ from imagenet_prep.read.mix_feed import Proportions
 from tests.kit.dataset import split_records
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import jpeg, picture, write_dataset
+from tests.kit.tfrecords import jpeg, picture, plain, write_dataset
 
 Example = tuple[int, int]  # part, number of the example in its split
 WEIGHTS = {"a": 1.0, "b": 2.5, "c": 0.3}
@@ -203,6 +203,24 @@ def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:
     assert masked[0]["class_index"][place] == -1
     assert len(mix.skipped) == 1
     assert path.name in mix.skipped[0]
+
+
+def test_image_that_does_not_decode_is_of_its_part(tmp_path: Path) -> None:
+    good = [picture(number, plain(number)) for number in range(12)]
+    data = good[9].encoded
+    cut = good[9]._replace(encoded=data[: data.index(b"\xff\xda") + 4])
+    shards = {"train": [[*good[:9], cut]], "validation": [good[10:]]}
+    write_dataset(tmp_path / "set", shards, num_classes=12)
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "training": True}
+    usual |= {"batch_size": 2, "image_size": 16, "world": World(), "on_bad_record": "skip"}
+    fields = ("images", "number", "mask")
+    splits = {name: make_dataset(tmp_path / "set", name, fields=fields, **usual) for name in shards}
+    mix = make_mix(splits)
+    masked = [batch for batch in mix if not batch["mask"].all()]
+
+    assert len(masked) == len(mix.skipped) == 1
+    assert "train-00000-of-00001" in mix.skipped[0]
+    assert (~masked[0]["mask"]).sum() == 1
 
 
 def test_batches_without_images_are_mixed(colours: Path) -> None:

@@ -131,6 +131,8 @@ def test_filters_are_combined(scenes: Path) -> None:
         ("width", "'width'"),
         ("3", "'3'"),
         ("width >", "width >"),
+        ("width and height > 3", "width and height > 3"),
+        ("height > 3 or not width", "not width"),
         ("(width > 3", "(width > 3"),
         ("width.real > 3", "width.real"),
         ("len(key) > 3", "len(key)"),

@@ -48,7 +48,7 @@ def test_a_change_is_named(
 
 def test_changes_below_python_are_named() -> None:
     before = leftovers.state()
-    handler = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     umask = os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
@@ -57,14 +57,14 @@ def test_changes_below_python_are_named() -> None:
         with np.errstate(all="raise"):
             after = leftovers.state()
     finally:
-        signal.signal(signal.SIGALRM, handler)
+        signal.signal(signal.SIGHUP, handler)
         os.umask(umask)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         socket.setdefaulttimeout(None)
 
     changed = {said.partition(":")[0] for said in leftovers.changes(before, after)}
     limit = f"limit {resource.RLIMIT_NOFILE}"
-    expected = {"handler of SIGALRM", "umask", "timeout of sockets", "NumPy's errors", limit}
+    expected = {"handler of SIGHUP", "umask", "timeout of sockets", "NumPy's errors", limit}
     assert changed == expected
     assert leftovers.changes(before, leftovers.state()) == []
 

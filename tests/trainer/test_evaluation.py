@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from imagenet_prep import train as train_verb
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset import manifest, predictions, schema
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.trainer import checkpoint, feed, loop
 from imagenet_prep.trainer import evaluation as trainer_evaluation
@@ -150,6 +151,22 @@ def test_the_file_of_predictions_has_every_evaluated_image(
     dense = said("dense", classes=("3", "0"), remap=True)
     assert [each.class_index for each in dense] == [n % 4 for n in numbers if n % 4 in (0, 3)]
     assert {frozenset(each.classes) for each in dense} == {frozenset((0, 3))}
+
+
+def test_predictions_need_the_names_of_files(
+    train_by_numpy: Train, shades: Path, tmp_path: Path
+) -> None:
+    nameless = Path(shutil.copytree(shades, tmp_path / "nameless"))
+    path = nameless / schema.MANIFEST
+    made = manifest.loads(path.read_bytes(), "set")
+    path.write_bytes(dataclasses.replace(made, lacks={schema.FILENAME: schema.ABSENT}).dumps())
+    train_by_numpy(tmp_path / "run", num_epochs=1.0)
+    file = tmp_path / "said.csv"
+    more: dict[str, Any] = {"data_dir": str(nameless), "evaluate": True, "predictions": str(file)}
+
+    with pytest.raises(UsageError, match=says("records-lack-file-names-predictions")):
+        train_by_numpy(tmp_path / "run", **more)
+    assert not file.exists()
 
 
 class _Two(Comm):

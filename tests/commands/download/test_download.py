@@ -124,12 +124,14 @@ def test_mnist_files_are_compared_with_published_checksums(tmp_path: Path) -> No
         flags = ("--into", tmp_path, "--what", "mnist", "--base-url", server.url, "--json")
         refused = command.run("download", *flags)
         accepted = command.run("download", *flags, "--allow-other")
+        again = command.run("download", *flags)
 
     assert refused.code == 3, "neither size nor md5 is the published one"
     assert published.MNIST[0].name in refused.err
     assert accepted.code == 0, accepted
     assert [each["name"] for each in accepted.json["archives"]] == list(files)
     assert {each["official"] for each in accepted.json["archives"]} == {False}
+    assert again.code == 3, "an archive is only accepted by the flag of the same command"
     assert archives(tmp_path) == files
 
 

@@ -90,6 +90,7 @@ def test_written_record_is_read_back() -> None:
         ({"inner": {"word": "a", "flag": 1}}, "inner: flag: expected true or false, got a number"),
         ({"rows": {}}, "rows: expected a list, got an object of 0"),
         ({"rows": [["b", 1], ["b"]]}, r"rows[1]: expected a list of 2, got a list of 1"),
+        ({"rows": [["b", 1, 2]]}, r"rows[0]: expected a list of 2, got a list of 3"),
         (
             {"rows": [["b", True]]},
             "rows[0][1]: expected a whole number of up to 64 bits, got true or false",

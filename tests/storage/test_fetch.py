@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import itertools
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset.manifest import DatasetFile
-from imagenet_prep.storage.fetch import Hasher, contents, fetch
+from imagenet_prep.storage.fetch import Hasher, IncomingFile, contents, fetch
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Access, RemoteFolder, RetryBudget, Stat, TransientError
 from tests.kit.clock import Clock
@@ -111,6 +114,25 @@ def test_range_is_synced_before_fetch_returns(tmp_path: Path, system: System) ->
     system.fails("fdatasync", errno.EIO)
     with pytest.raises(StoreError, match="cannot write .*Input/output error"):
         fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
+
+
+class ShortWrites(io.FileIO):
+    """A file that takes at most three bytes at a time, as the system may."""
+
+    def write(self, data: Any, /) -> int:
+        return super().write(memoryview(data)[:3])
+
+
+def test_short_writes_lose_no_bytes_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(1) as syncer, ShortWrites(path, "w+") as file:
+        arriving = IncomingFile(path, file, syncer, 0)
+        for part in (DATA[:10], DATA[10:11], DATA[11:1000]):
+            arriving.append(part)
+        arriving.sync()
+
+    assert path.read_bytes() == DATA[:1000]
+    assert arriving.sha256 == hashlib.sha256(DATA[:1000]).hexdigest()
 
 
 def test_hash_accepts_ranges_in_any_order(tmp_path: Path) -> None:

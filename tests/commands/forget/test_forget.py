@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from imagenet_prep.read import make_dataset
 from imagenet_prep.trainer import checkpoint
-from tests.kit import command
+from tests.kit import command, faults
 from tests.kit.codec import corpus
 from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts, make_hosts
@@ -197,6 +197,22 @@ def test_advice_keeps_other_files_of_the_folder(tmp_path: Path) -> None:
     (place,) = [p for p in done(*words).json["places"] if p["kind"] == "dataset"]
     kept = "Then delete the files of the dataset in"
     assert place["action"].endswith(f"{kept} {dataset}, but not diary")
+
+
+@pytest.mark.slow
+def test_images_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", with_copies=False)
+    dataset = tmp_path / "set"
+    prepare(tmp_path / "photos", dataset)
+    shard = dataset / "train-00000-of-00002"
+    records = done("show", shard).out.splitlines()
+    assert not [line for line in records if PHOTO in line]
+    faults.flip_bit(shard, 1000)
+    words = ("forget", dataset, "--image", tmp_path / "photos" / PHOTO, "--out", tmp_path / "new")
+    result = done(*words, "--dry-run", "--json", code=4).json
+
+    assert [problem for problem in result["problems"] if shard.name in problem]
+    assert done(*words, "--dry-run", "--json", "--exact").json["problems"] == []
 
 
 @pytest.mark.slow

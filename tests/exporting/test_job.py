@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,19 @@ def test_settings_that_change_files_make_a_different_export(
     same = {"workers": Workers(2, "threads"), "quiet": False, "store": LocalStore(tmp_path / "b")}
     for name, value in same.items():
         assert dataclasses.replace(first, **{name: value}).digest() == first.digest(), name
+
+
+def test_export_of_other_rows_is_a_different_one(
+    tmp_path: Path, source: ExportSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = []
+    for number in (None, 1, 2):
+        column = SimpleNamespace(column=SimpleNamespace(digest=f"{number}" * 64))
+        rows = {} if number is None else {"captions": column}
+        monkeypatch.setattr(source, "rows_of", lambda _, rows=rows: rows)
+        digests.append(asked(source, LocalStore(tmp_path / "out")).digest())
+
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize("field", ["request", "sha256", "listed_bytes"])

@@ -194,6 +194,10 @@ def test_all_conditions_of_a_choice_are_combined(pictures: Path, tmp_path: Path)
 
     assert together == set.intersection(*each) != set()
     assert reader_of(pictures, **asked).choice.keys() == {*asked, "choice_seed", "numbers"}
+    for name in ("fraction", "fold"):
+        choices = [reader_of(pictures, **{name: asked[name]}, choice_seed=s).choice for s in (1, 2)]
+        assert choices[0] != choices[1]
+        assert choices[0] == {**choices[1], "choice_seed": 1, "numbers": choices[0]["numbers"]}
 
 
 @pytest.mark.parametrize("window", [0, 2])

@@ -41,6 +41,15 @@ def test_quarantined_image_is_not_counted() -> None:
     assert split_of([receipt(1)], [3, 4]).examples_per_class == [3, 3]
 
 
+def test_largest_sides_are_of_different_images() -> None:
+    wide = dataclasses.replace(receipt(0), max_width=40)
+    high = dataclasses.replace(receipt(1), max_height=30)
+
+    for receipts in ([wide, high], [high, wide]):
+        made = split_of(receipts, [3, 4])
+        assert (made.max_width, made.max_height) == (40, 30)
+
+
 @pytest.mark.parametrize("class_index", [-1, 2, 1 << 60])
 def test_receipt_with_an_impossible_class_is_damage(class_index: int) -> None:
     with pytest.raises(DataDamagedError, match=says("receipt-work-quarantines-image-class", SHARD)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,12 @@ def test_hosts_get_their_parts_and_damage_is_repaired(
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
     faults.corrupt_silently(replica, name, 100)
-    (hosts.replica("node-3") / schema.PLACEMENT).unlink()
+    placement = hosts.replica("node-3") / schema.PLACEMENT
+    placement.write_bytes((replica / schema.PLACEMENT).read_bytes())
+    of_another_node = hosts.run(dataset, *flags, "--check")
+    assert of_another_node.code == 3
+    assert re.search(r"placement\.json: part \d of 3.*, expected part 2 of 3", of_another_node.out)
+    placement.unlink()
     checked = hosts.run(dataset, *flags, "--check")
     assert checked.code == 3
     assert f"10.0.0.2:~/set: {name}: sha256 " in checked.out

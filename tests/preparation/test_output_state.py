@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Shard, Split
+from imagenet_prep.dataset.member import DOUBTFUL
 from imagenet_prep.dataset.settings import DatasetSettings
 from imagenet_prep.preparation import output_state
 from imagenet_prep.preparation.output import Draft, Output
@@ -212,6 +213,16 @@ def test_finished_dataset_above_max_bad_is_damaged() -> None:
         DataDamagedError, match=says("finished-images-quarantined-doubtful-only", ..., "2", "1")
     ):
         output_state.decide(there, wanted("train", allowed_bad_images=1))
+
+
+def test_finished_doubtful_images_count_as_bad() -> None:
+    doubtful = replace(committed("train", bad=1), repaired={DOUBTFUL: 2, "cmyk": 5})
+    there = at(committed=doubtful)
+    assert not output_state.decide(there, wanted("train", allowed_bad_images=3)).left
+    with pytest.raises(
+        DataDamagedError, match=says("finished-images-quarantined-doubtful-only", ..., "3", "2")
+    ):
+        output_state.decide(there, wanted("train", allowed_bad_images=2))
 
 
 def test_bad_images_of_other_splits_are_ignored() -> None:

@@ -28,7 +28,7 @@ from tests.kit.messages import says
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
 # An ssh that reaches hosts of this machine. One is down, one hangs, one lacks the program, one has
-# a different dataset, and some have a part of it.
+# a different dataset, and some have a part of it. node has an environment of its own.
 SSH = """\
 #!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -39,6 +39,7 @@ hangs) exec sleep 60 ;;
 bare) echo "No module named pipelines" >&2; exit 1 ;;
 other) exec sh -c "$(echo "$3" | sed 's|/set|/other|g')" ;;
 part*) exec sh -c "$(echo "$3" | sed "s|/set|/$2|")" ;;
+node) exec env -i PATH="$PATH" HOME="$HOME" sh -c "$3" ;;
 *) exec sh -c "$3" ;;
 esac
 """
@@ -59,10 +60,11 @@ def cluster(tmp_path: Path, shades: Path) -> Path:
     return tmp_path
 
 
-def run(cluster: Path, hosts: str, *words: str, verb: str = "launch") -> Finished:
+def run(cluster: Path, hosts: str, *words: str, verb: str = "launch", **env: str) -> Finished:
+    """Runs a verb next to a hosts file; `env` are more variables."""
     (cluster / "hosts").write_text(hosts)
     path = f"{cluster / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return command.run(verb, *words, cwd=cluster, env={"PATH": path})
+    return command.run(verb, *words, cwd=cluster, env={"PATH": path, **env})
 
 
 def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
@@ -365,6 +367,21 @@ def run_own_script(cluster: Path, *how: str) -> None:
 
     failed = run(cluster, "", "-np", "2", "--grace", "1", *words, "--fail")
     assert failed.code == 7, failed
+
+
+def test_variables_reach_ranks_on_other_hosts(cluster: Path) -> None:
+    names = ("RANK", "MINE", "NCCL_DEBUG")
+    program = f"import os; print('rank', *map(os.environ.get, {names}))"
+    (cluster / "shown.py").write_text(program)
+    options = ("-np", "2", "--hosts", "hosts", "--network-interface", "lo", "--env", "MINE")
+    hosts = "localhost slots=1\nnode slots=1\n"
+    finished = run(
+        cluster, hosts, *options, "--", "python", "shown.py", MINE="7", NCCL_DEBUG="INFO"
+    )
+
+    assert finished.code == 0, finished
+    said = [line for line in finished.out.splitlines() if line.startswith("rank")]
+    assert sorted(said) == ["rank 0 7 INFO", "rank 1 7 INFO"]
 
 
 def test_launch_compares_script_and_data_of_hosts(cluster: Path) -> None:

@@ -29,7 +29,7 @@ from tests.commands.export.conftest import roots, truth
 from tests.kit import command, foreign, layouts
 from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import plain, wnid, write_dataset
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 # Names of photographs that a format could lose.
 NAMES = (
@@ -310,6 +310,14 @@ def test_val_is_only_free_without_validation(prepared: Path, tmp_path: Path) -> 
     words = [str(prepared), "--to", "folder", "--out", str(tmp_path / "out"), "--holdout-as-val"]
     with pytest.raises(UsageError, match=says("holdout-as-val-no-exported-split-holdout")):
         export.run(words)
+
+    all_splits = tmp_path / "all"
+    splits = {name: [[picture(1, plain(1))]] for name in ("train", "validation", "holdout")}
+    write_dataset(all_splits, splits, num_classes=2)
+    add_tables(all_splits)
+    for chosen in ([], ["--split", "validation,holdout"]):
+        with pytest.raises(UsageError, match=says("holdout-as-val-val-folder-split-validation")):
+            export.run([str(all_splits), *words[1:], *chosen])
 
 
 def test_difficult_names_stay_different_files(photographs: Path, tmp_path: Path) -> None:

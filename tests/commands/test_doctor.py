@@ -399,3 +399,23 @@ def test_refused_part_checksums_give_the_remedy(s3: S3Server, tmp_path: Path) ->
 
     assert result.json["checks"][-1]["remedy"] == f"export {CHECK_BY_READING}=1"
     assert objects(s3.client(), "parts") == {}
+
+
+def test_each_line_ends_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [
+        doctor.Check("disk", "ok", "9 GB are free"),
+        doctor.Check("DALI", "missing", "not installed", "pip install DALI"),
+        doctor.Check("ssh", "wrong", "no key", "ssh-keygen"),
+    ]
+    monkeypatch.setattr(doctor, "checks", lambda _: found)
+
+    assert doctor.run([]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "ok      disk: 9 GB are free",
+        "missing DALI: not installed  -> pip install DALI",
+        "wrong   ssh: no key  -> ssh-keygen",
+    ]
+    assert said.err == "imagenet-prep: 1 check wrong: ssh\n"

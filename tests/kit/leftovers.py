@@ -15,8 +15,10 @@ from typing import Any
 
 # Not SIGALRM, which pytest-timeout sets.
 _SIGNALS = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
-_OF_PYTEST = "PYTEST_CURRENT_TEST"
+# Not RLIMIT_NOFILE, which stores raise.
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE)
+# Libraries change others when they are imported.
+_VARIABLES = ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONPATH", "TMPDIR", "TZ")
 
 
 def is_ours(name: str) -> bool:
@@ -30,10 +32,7 @@ def state() -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each value that differs.
-
-    New names are no change: libraries that are imported add theirs, to the environment, too.
-    """
+    """Returns a line for each value that differs. A library may have been imported since."""
     return [
         f"{name}: {before[name]!r} -> {after.get(name)!r}"
         for name in sorted(before)
@@ -42,9 +41,9 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def _of_python() -> Iterator[tuple[str, Any]]:
-    for name in os.environ.keys() - {_OF_PYTEST}:
-        yield f"${name}", os.environ[name]
-    yield "our variables", sorted(filter(is_ours, os.environ))
+    for name in (*_VARIABLES, *filter(is_ours, os.environ)):
+        yield f"${name}", os.environ.get(name)
+    yield "names of our variables", sorted(filter(is_ours, os.environ))
     yield "working directory", os.getcwd()
     umask = os.umask(0o022)
     os.umask(umask)

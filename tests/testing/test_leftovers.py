@@ -20,8 +20,9 @@ from tests.kit import leftovers
 Change = Callable[[Path, pytest.MonkeyPatch], object]
 
 CHANGES: dict[str, Change] = {
-    "$LANGUAGE": lambda _, patch: patch.setenv("LANGUAGE", "fr"),
-    "our variables": lambda _, patch: patch.setenv("AWS_PROFILE", "mine"),
+    "$TZ": lambda _, patch: patch.setenv("TZ", "UTC"),
+    "$HOME": lambda _, patch: patch.delenv("HOME"),
+    "names of our variables": lambda _, patch: patch.setenv("AWS_PROFILE", "mine"),
     "working directory": lambda folder, patch: patch.chdir(folder),
     "arguments": lambda _, patch: patch.setattr(sys, "argv", ["prepare"]),
     "module path": lambda folder, patch: patch.syspath_prepend(folder),
@@ -37,7 +38,7 @@ CHANGES: dict[str, Change] = {
 def test_a_change_is_named(
     name: str, change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LANGUAGE", "en")
+    monkeypatch.setenv("HOME", "/home/any")
     before = leftovers.state()
     assert leftovers.changes(before, leftovers.state()) == []
     change(tmp_path, monkeypatch)
@@ -49,9 +50,9 @@ def test_a_change_is_named(
 def test_changes_below_python_are_named() -> None:
     before = leftovers.state()
     handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     umask = os.umask(0o077)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, limits[1]))
     socket.setdefaulttimeout(5)
     try:
         with np.errstate(all="raise"):
@@ -59,17 +60,17 @@ def test_changes_below_python_are_named() -> None:
     finally:
         signal.signal(signal.SIGHUP, handler)
         os.umask(umask)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         socket.setdefaulttimeout(None)
 
     changed = {said.partition(":")[0] for said in leftovers.changes(before, after)}
-    limit = f"limit {resource.RLIMIT_NOFILE}"
+    limit = f"limit {resource.RLIMIT_FSIZE}"
     expected = {"handler of SIGHUP", "umask", "timeout of sockets", "NumPy's errors", limit}
     assert changed == expected
     assert leftovers.changes(before, leftovers.state()) == []
 
 
-def test_new_variables_of_libraries_are_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_libraries_are_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     before = leftovers.state()
     monkeypatch.setenv("TF2_BEHAVIOR", "1")
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,8 +24,6 @@ from imagenet_prep.storage.store import Store, read_note
 BEGUN = f"{schema.WORK}/run.json"
 NOTED = f"{schema.WORK}/source.json"
 # Limits of the search for datasets in a bucket: top-level folders, and subfolders of each.
-_MOST_LOOKED_AT = 100
-_MOST_LOOKED_AT_BELOW = 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,6 @@ class Standing:
     begun: Begun | None = None
     noted: Noted = Noted("", 0, {})
     complete: frozenset[str] = frozenset()  # splits with all files present, in the right sizes
-    others: tuple[str, ...] = ()  # datasets in its folders, if it is the root of a bucket
 
     @property
     def committed(self) -> Manifest | None:
@@ -116,8 +112,7 @@ def look(store: Store, wanted: WantedDataset) -> Standing:
     dataset = committed_dataset(store, in_work.union(names))
     begun = read_note(store, BEGUN, Begun) if BEGUN in in_work else None
     if dataset is None:
-        others = () if begun else _datasets_below(store, names)
-        return Standing(store.where(), names, begun=begun, others=others)
+        return Standing(store.where(), names, begun=begun)
     manifest = dataset.manifest
     complete = frozenset[str]()
     noted = Noted(manifest.digest, 0, dict.fromkeys(manifest.splits, ("", manifest.lacks)))
@@ -132,32 +127,10 @@ def look(store: Store, wanted: WantedDataset) -> Standing:
     return Standing(store.where(), names, dataset, begun, noted, complete)
 
 
-def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns datasets in the top two folder levels of a bucket; checks only some folders."""
-    _, _, path = store.where().partition("://")
-    if store.as_folder is not None or "/" in path.rstrip("/"):
-        return ()
-    datasets = []
-    for name in itertools.islice(names, _MOST_LOOKED_AT):
-        below = store.list_folder(name)
-        if schema.MANIFEST in below:
-            datasets.append(name)
-            continue
-        inner = [f"{name}/{folder}" for folder in below[:_MOST_LOOKED_AT_BELOW]]
-        datasets += [name for name in inner if store.size(f"{name}/{schema.MANIFEST}") is not None]
-    return tuple(datasets)
-
-
 def decide(
     standing: Standing, wanted: WantedDataset, changed: Collection[str] = frozenset()
 ) -> Decision:
     """Decides which splits a run writes; `changed` are the splits with a changed source."""
-    if standing.others:
-        raise UsageError(
-            f"{standing.where} is the root of a bucket and already contains datasets: "
-            f"{some(standing.others)}. Choose a prefix for this one, such as "
-            f"{standing.where.rstrip('/')}/NAME."
-        )
     made = _made(standing, wanted)
     splits = wanted.settings.splits
     if not wanted.force:

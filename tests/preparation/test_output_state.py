@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -402,77 +401,6 @@ def test_shards_of_other_splits_are_not_ours(
         assert names[0] in str(refused.value)
     else:
         assert output_state.decide(there, wanted("train")).left == ["train"]
-
-
-class Bucket:
-    """The listing of a bucket, by folder; everything else is a mistake."""
-
-    as_folder = None
-
-    def __init__(self, where: str, files: list[str]) -> None:
-        self._where = where
-        self._files = files
-        self.listed: list[str] = []
-        self.sized: list[str] = []
-
-    def where(self, name: str = "") -> str:
-        return f"{self._where}{name}"
-
-    def list_folder(self, folder: str = "") -> list[str]:
-        self.listed.append(folder)
-        prefix = f"{folder}/" if folder else ""
-        below = [path.removeprefix(prefix) for path in self._files if path.startswith(prefix)]
-        return sorted({path.partition("/")[0] for path in below})
-
-    def size(self, name: str) -> int | None:
-        self.sized.append(name)
-        return 1 if name in self._files else None
-
-
-@pytest.mark.parametrize(
-    ("where", "files", "others"),
-    [
-        ("s3://bucket", ["a/dataset.json"], ("a",)),
-        ("s3://bucket/", ["a/dataset.json", "b/x"], ("a",)),
-        ("s3://bucket/", ["a/b/dataset.json", "a/c/dataset.json"], ("a/b", "a/c")),
-        ("s3://bucket/", ["a/dataset.json", "a/b/dataset.json"], ("a",)),
-        ("s3://bucket/", ["a/b/c/dataset.json"], ()),
-        ("s3://bucket/prefix", ["a/dataset.json"], ()),
-        ("s3://bucket/prefix/", ["a/dataset.json"], ()),
-    ],
-)
-def test_datasets_below_a_bucket_are_found(
-    where: str, files: list[str], others: tuple[str, ...]
-) -> None:
-    found = output_state.look(Bucket(where, files), wanted("train"))  # type: ignore[arg-type]
-    assert found.others == others
-    if others:
-        with pytest.raises(UsageError) as refused:
-            output_state.decide(found, wanted("train"))
-        assert others[0] in str(refused.value)
-
-
-def test_only_some_folders_of_a_bucket_are_searched() -> None:
-    """A bucket can have millions of prefixes, and each listing is a request."""
-    many = [f"{top:04}/{below:04}/x" for top in range(101) for below in range(11)]
-    bucket = Bucket("s3://bucket/", many)
-    assert output_state.look(bucket, wanted("train")).others == ()  # type: ignore[arg-type]
-    assert len(bucket.listed) == 1 + 100
-    assert len(bucket.sized) == 100 * 10
-
-
-def test_a_run_in_progress_searches_no_other_datasets(tmp_path: Path) -> None:
-    """Its own run.json says that the root of the bucket is its output."""
-    note = strict_json.dumps(unfinished_run("train"))
-
-    class Begins(Bucket):
-        def read(self, name: str, **_: Any) -> bytes:
-            assert name == output_state.BEGUN
-            return note
-
-    bucket = Begins("s3://bucket/", [output_state.BEGUN, "a/dataset.json"])
-    found = output_state.look(bucket, wanted("train"))  # type: ignore[arg-type]
-    assert (found.begun, found.others) == (unfinished_run("train"), ())
 
 
 @pytest.mark.parametrize(("allowed", "is_allowed"), [(2, True), (1, False), (None, True)])

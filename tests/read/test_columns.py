@@ -86,18 +86,6 @@ def test_rows_belong_to_their_records_in_any_order(
         assert len(set(seen)) == len(seen) == count - count % 8 * (split == "train")
 
 
-def test_padding_has_no_rows_of_earlier_batches(marked: Path) -> None:
-    """The memory of batches is used again."""
-    reader = reader_of(marked, "validation", 4, "native", fields=("number", f"column:{NAME}"))
-    padding = []
-    for _ in range(3):
-        for batch in reader:
-            padding += batch[f"column:{NAME}"][batch["number"] < 0].tolist()
-
-    assert padding
-    assert not np.any(padding)
-
-
 def test_numpy_opens_a_file_of_a_column(marked: Path) -> None:
     rows = np.load(marked / column.file_name(NAME, SHARD), mmap_mode="r")
     assert rows.tolist() == [mark(n) for n in range(TRAIN[0], TRAIN[0] + TRAIN[1])]

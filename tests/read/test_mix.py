@@ -205,7 +205,7 @@ def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:
     assert path.name in mix.skipped[0]
 
 
-def test_image_that_does_not_decode_is_of_its_part(tmp_path: Path) -> None:
+def test_undecodable_image_is_of_its_part(tmp_path: Path) -> None:
     good = [picture(number, plain(number)) for number in range(12)]
     data = good[9].encoded
     cut = good[9]._replace(encoded=data[: data.index(b"\xff\xda") + 4])

@@ -69,11 +69,11 @@ def test_dataset_may_be_moved_before_the_next_run(
     [
         (("--quality", "80"), "quality", "90", "80"),
         (("--short-side", "48"), "short_side", "64", "48"),
-        (("--keep-original",), "short_side", "64", "None"),
+        (("--keep-original",), "short_side", "64", "not set"),
         (("--seed", "3"), "seed", "0", "3"),
         (("--label-offset", "0"), "label_offset", "1", "0"),
         (("--train-shards", "4"), "train_shards", "8", "4"),
-        (("--subset-per-class", "3"), "subset_per_class", "None", "3"),
+        (("--subset-per-class", "3"), "subset_per_class", "not set", "3"),
         (("--check", "header"), "check", "decode", "header"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -16,6 +16,12 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.testing.miniature import make_miniature
 
 
+@pytest.fixture(autouse=True)
+def module_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes the change of `gpu.main`, which is for the processes of its steps."""
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
 def all_steps(num_gpus: int, size: gpu_steps.Size = gpu_steps.FULL) -> list[gpu_steps.Step]:
     return gpu_steps.steps(Path("source"), Path("set"), num_gpus, size, Path("out"))
 
@@ -135,7 +141,6 @@ def test_the_page_has_a_row_for_each_step() -> None:
 def test_a_dry_run_does_not_write_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")  # main changes it
     monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
     monkeypatch.setattr(gpu_checks, "dataset", lambda *_: (tmp_path, tmp_path))
     monkeypatch.setattr(

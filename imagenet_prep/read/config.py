@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from imagenet_prep.core import address
+from imagenet_prep.core.address import AddressKind
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.limits import num_cores
 from imagenet_prep.core.world import World
@@ -204,10 +204,9 @@ class ReadConfig(WantedExamples, Decoding, Pass):
         _ = self.shown  # refuses sizes and crops that are invalid or contradict the recipe
         if self.is_remote:
             try:
-                address.require_base(self.location)
+                AddressKind.ANYWHERE.check("data_dir", self.location)
             except ValueError as error:
-                shown = address.public(self.location)
-                raise UsageError(f"data_dir {shown}: {error}") from None
+                raise UsageError(str(error)) from None
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
                 f"{self.location} is a folder: cache_dir and cache_gb need a remote dataset"

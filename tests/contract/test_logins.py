@@ -8,6 +8,7 @@ import pytest
 
 from imagenet_prep.core.address import LOGIN, refuse_login
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.read import make_dataset
 from tests.kit.command import REPOSITORY
 from tests.kit.messages import says
 
@@ -58,6 +59,14 @@ def test_addresses_with_passwords_are_refused_without_printing_them(
 
     out, err = capsys.readouterr()
     assert (out, err) == ("", "")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=["https", "s3", "slash"])
+def test_readers_refuse_passwords_without_printing_them(address: str) -> None:
+    with pytest.raises(UsageError, match=says("address-contains-user-name-password")) as caught:
+        make_dataset(address, "train", 8)
+
     assert SECRET not in str(caught.value)
 
 

@@ -55,7 +55,7 @@ class Changes:
         self.images = dict(images)
         self._first = dict(images)
         self._own_names = own_names
-        self._rng = random.Random()
+        self._rng = random.Random(0)
 
     def apply(self, kind: str, choice: int) -> None:
         """Changes the images in one of the ways that `Source.kinds` name.

@@ -85,6 +85,50 @@ def test_imports_that_tie_two_tests_are_refused(line: str, path: str, refused: b
     assert any(_refused(module, Path(path)) for module in _imported(line)) == refused
 
 
+# Unique names come from uuid4.
+_UNSEEDED = re.compile(
+    r"os\.(urandom|getrandom)\(|secrets\.token_\w+\(|\b(Random|default_rng)\(\)"
+    r"|\b(np|numpy)\.random\.(?!default_rng|Generator)"
+)
+_OF_MODULE = re.compile(r"(?<![.\w])random\.(?!Random\b|getstate\b)\w+\(")
+
+
+def _draws_unseeded(text: str) -> bool:
+    """Whether a file has random numbers that differ from run to run."""
+    seeds_module = "import random\n" not in text or "random.seed(" in text
+    return bool(_UNSEEDED.search(text) or (not seeds_module and _OF_MODULE.search(text)))
+
+
+def test_random_numbers_of_tests_have_seeds() -> None:
+    """Otherwise, a test fails for one of 256 people, and not when it is repeated."""
+    found = [
+        str(path.relative_to(TESTS))
+        for path in TESTS.rglob("*.py")
+        if path.name != Path(__file__).name and _draws_unseeded(path.read_text("utf-8"))
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_unseeded"),
+    [
+        ("data = os.urandom(9)", True),
+        ("data = os.getrandom(9)", True),
+        ("name = secrets.token_hex()", True),
+        ("rng = random.Random()", True),
+        ("rng = np.random.default_rng()", True),
+        ("np.random.shuffle(rows)", True),
+        ("import random\nrandom.shuffle(rows)", True),
+        ("import random\nrandom.seed(0)\nrandom.shuffle(rows)", False),
+        ("random = np.random.default_rng(0)\nrandom.shuffle(rows)", False),
+        ("import random\nrng = random.Random(0)", False),
+    ],
+)
+def test_draws_without_seed_are_recognized(text: str, is_unseeded: bool) -> None:
+    assert _draws_unseeded(text) == is_unseeded
+
+
 @pytest.mark.parametrize("is_forked", [True, False])
 def test_commands_without_folder_run_in_empty_one(is_forked: bool) -> None:
     """Otherwise, a file in the folder of temporary files changes what a relative name means."""

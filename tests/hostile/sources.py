@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import shutil
 import struct
 import tarfile
@@ -43,6 +44,10 @@ PICTURES: dict[str, Callable[[], bytes]] = {
     "cut": lambda: images.progressive_jpeg(3)[:-200],
     "markers only": lambda: b"\xff\xd8" + b"\xff" * 100_000,
 }
+
+
+def _noise(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
 
 
 def _ilsvrc(mini: Miniature, root: Path) -> Path:
@@ -96,7 +101,7 @@ def ilsvrc(mini: Miniature) -> Iterator[Case]:
         "the tar itself inside": lambda: archives.tar(
             archives.tar_member("n01440764.tar", archives.tar(archives.tar_member("a.tar", b"")))
         ),
-        "noise": lambda: os.urandom(100_000),
+        "noise": lambda: _noise(100_000),
         "nothing": lambda: b"",
     }.items():
         yield f"train: {kind}", replaced(TRAIN, made)
@@ -104,7 +109,7 @@ def ilsvrc(mini: Miniature) -> Iterator[Case]:
     for kind, made in {
         "3 GB": lambda: archives.devkit_of_zeros(3 << 30),
         "a stranger of 3 GB": lambda: archives.devkit_with_extra_zeros(3 << 30),
-        "noise": lambda: os.urandom(10_000),
+        "noise": lambda: _noise(10_000),
     }.items():
         yield f"devkit: {kind}", replaced(labels.DEVKIT_NAME, made)
     for kind, annotation in _ANNOTATIONS.items():
@@ -173,7 +178,7 @@ def mnist(_: Miniature) -> Iterator[Case]:
         for place in (images, marks):
             yield f"{place}: {kind}", _mnist_with(place, lambda data=data: data)
     for kind, made in {
-        "noise": lambda: os.urandom(10_000),
+        "noise": lambda: _noise(10_000),
         "3 GB": lambda: archives.gzip_of_zeros(3 << 30, struct.pack(">4I", 0x803, 9, 28, 28)),
         "a label of 255": lambda: layouts.idx([255] * 40),
         "gzip in gzip": lambda: gzip.compress(gzip.compress(layouts.idx([1] * 40))),
@@ -278,7 +283,7 @@ def parquet(mini: Miniature) -> Iterator[Case]:
 
         return write
 
-    yield "noise", bytes_changed(lambda data: b"PAR1" + os.urandom(len(data)) + b"PAR1")
+    yield "noise", bytes_changed(lambda data: b"PAR1" + _noise(len(data)) + b"PAR1")
     yield "cut", bytes_changed(lambda data: data[: len(data) // 2])
     yield "footer of 4 GB", bytes_changed(lambda data: data[:-8] + b"\xff\xff\xff\x7fPAR1")
     for place in range(9, 200, 12):
@@ -313,7 +318,7 @@ def recordio(mini: Miniature) -> Iterator[Case]:
             kind,
             changed("train.rec", lambda d, p=place, v=value: d[:p] + v + d[p + len(v) :]),
         )
-    yield "noise", changed("train.rec", lambda data: os.urandom(len(data)))
+    yield "noise", changed("train.rec", lambda data: _noise(len(data)))
     yield "cut", changed("train.rec", lambda data: data[: len(data) // 2])
     yield "nothing", changed("train.rec", lambda _: b"")
     for kind, name in NAMES.items():
@@ -326,7 +331,7 @@ def recordio(mini: Miniature) -> Iterator[Case]:
         "label 1e300": b"0\t1e300\ta/b\n",
         "the same number": b"0\t0\ta/b\n" * 1000,
         "no tabs": b"0 0 a/b\n",
-        "noise": os.urandom(10_000),
+        "noise": _noise(10_000),
     }.items():
         yield f"list: {kind}", changed("train.lst", lambda _, text=text: text)
         yield f"synset: {kind}", changed("synset.txt", lambda _, text=text: text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ exit 0
 
 def make_key(home: Path, host: str, kind: str = "ed25519") -> str:
     """Gives a host a key; returns its fingerprint as ssh-keygen prints it."""
-    path = home / f"{host}-{kind}-{os.urandom(4).hex()}"
+    path = home / f"{host}-{kind}-{uuid.uuid4().hex}"
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)], check=True)
     public = Path(f"{path}.pub").read_text().split()[:2]
     with open(home / f"{host}.keys", "a") as file:

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import threading
@@ -420,7 +421,7 @@ def test_leftovers_of_a_killed_fetch_are_overwritten(server: Server, tmp_path: P
     left = feed.records.root / schema.WORK / "temporary"
     left.mkdir(parents=True, exist_ok=True)
     for name in SHARDS:
-        (left / name).write_bytes(os.urandom(1 << 20))
+        (left / name).write_bytes(random.Random(name).randbytes(1 << 20))
 
     read(feed)
     for name in SHARDS:

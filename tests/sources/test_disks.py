@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,7 +76,9 @@ def of_parquet(root: Path) -> Any:
 def test_failing_disk_is_not_called_damaged_data(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_parquet(tmp_path / NAME, [row(1, n, os.urandom(1000)) for n in range(50)], ())
+    write_parquet(
+        tmp_path / NAME, [row(1, n, random.Random(n).randbytes(1000)) for n in range(50)], ()
+    )
     for module in (folder, source, parquet, recordio, containers):
         monkeypatch.setattr(module, "open_to_read", Failing)
     monkeypatch.setattr(containers, "open_to_read", lambda path: io.BufferedReader(Failing(path)))

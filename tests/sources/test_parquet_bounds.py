@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import random
 import re
 import subprocess
 import sys
@@ -220,7 +220,8 @@ def test_row_group_and_rows_must_fit_in_memory(tmp_path: Path, limits: Limits) -
 
 @pytest.mark.parametrize(("first", "second"), [(5000, 5), (5, 5000)])
 def test_memory_depends_on_the_largest_group(tmp_path: Path, first: int, second: int) -> None:
-    images = [os.urandom(size) for size in [first] * 10 + [second] * 10]
+    rng = random.Random(0)
+    images = [rng.randbytes(size) for size in [first] * 10 + [second] * 10]
     write_parquet(tmp_path / NAME, rows_of(images), ["cat", "dog"], group=10)
     (task,) = parquet.find(tmp_path, ["train"]).tasks
     assert 4 * 50_000 < task.memory < 4 * 55_000

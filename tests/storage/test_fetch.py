@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import os
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.kit.clock import Clock
 from tests.kit.messages import says
 from tests.kit.system import System
 
-DATA = os.urandom(300_000)
+DATA = random.Random(0).randbytes(300_000)
 
 
 class Unreliable(RemoteFolder):

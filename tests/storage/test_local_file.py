@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,7 +209,7 @@ def test_large_file_has_its_appended_bytes_and_digest(
             return real(descriptor, data[: 1 << 20])  # and never all of it
 
         system.instead("write", refuse_write)
-    parts = [os.urandom(size) for size in sizes]
+    parts = [random.Random(size).randbytes(size) for size in sizes]
     with LargeFile(tmp_path / "large") as file:
         for part in parts:
             file.append(part)

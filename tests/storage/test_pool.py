@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import random
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.kit.messages import says
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, S3Server
 
-DATA = os.urandom(3_000_000)
+DATA = random.Random(0).randbytes(3_000_000)
 FILE = DatasetFile("x", len(DATA), hashlib.sha256(DATA).hexdigest())
 POOLS = ("ETag", "Last-Modified")
 

@@ -117,11 +117,6 @@ class Mix(Mixed):
         proportions = Proportions(self.shares, self.num_examples, seed)
         self._feed = MixFeed(self._readers, proportions)
         self._examples_read = 0
-        if not self.steps_per_epoch:
-            raise UsageError(
-                f"the mix has {self.num_examples:,} examples, not enough for one step: choose a "
-                "smaller batch size"
-            )
 
     @property
     def classes(self) -> tuple[str, ...]:

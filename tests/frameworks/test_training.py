@@ -126,6 +126,14 @@ def test_untrained_networks_are_those_of_the_papers(pytorch: Path) -> None:
         assert found[name]["outputs"] == [2, 10]
 
 
+def test_each_rank_has_its_own_dropout_masks(pytorch: Path) -> None:
+    said = ended(pytorch, PROGRAMS / "dropouts.py", "0:5", "1:5", "1:5", "0:6", **ONE)
+
+    losses = json.loads(said)
+    assert losses[1] == losses[2]
+    assert len(set(losses)) == 3
+
+
 @pytest.mark.parametrize(
     "words",
     [SHALLOW, *(pytest.param(words, marks=LONG) for words in DEEP)],

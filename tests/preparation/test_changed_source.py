@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation.config import PrepareConfig
@@ -255,6 +255,24 @@ def test_resize_compares_without_excluded_images(
     resized(tmp_path / "set", tmp_path / "small", exclude=exclude)
     shutil.rmtree(tmp_path / "small/.work")
     resized(tmp_path / "set", tmp_path / "small", exclude=exclude)
+
+
+def test_finished_shards_of_failed_runs_are_made_again(source: Path, tmp_path: Path) -> None:
+    """All images have their old size, so the plan is the same."""
+    put(source, "dog/2", damaged(image(5)))
+    with pytest.raises(DataDamagedError):
+        made(source, tmp_path / "out", 6, on_bad_image="fail", keep_original=True)
+    shards = [path.name for path in (tmp_path / "out").glob("train-*")]
+    assert shards
+    for number, name in enumerate(NAMES):
+        put(source, name, other_density(image(number)))
+
+    made(source, tmp_path / "out", 6, keep_original=True)
+    made(source, tmp_path / "expected", 6, keep_original=True)
+
+    for name in shards:
+        new = (tmp_path / "out" / name).read_bytes()
+        assert new == (tmp_path / "expected" / name).read_bytes()
 
 
 def test_resize_names_images_with_changed_bytes(source: Path, tmp_path: Path) -> None:

@@ -284,8 +284,9 @@ def test_damaged_quarantine_list_is_named_before_writing(tmp_path: Path) -> None
         assert not [*(tmp_path / "out").glob("train-*")]
 
 
-def test_edition_with_a_quarantined_image_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("excludes", [False, True])
+def test_editions_are_subsets_if_images_are_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, excludes: bool
 ) -> None:
     """Images and quarantined images together are those of the edition."""
     known = class_list.Edition("known", 3, {"test": 3})
@@ -295,7 +296,9 @@ def test_edition_with_a_quarantined_image_is_kept(
     draft = replace(add_tables(root), edition="known", subset=False)
     classes = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
     commit.publish(LocalStore(root), draft, incidents=[OF_ONE], classes=classes)
-    rewrite.run(job(root, "test"), LocalStore(tmp_path / "out"))
+    exclude = KeyList("list", {key(1): 1}, "") if excludes else None
+    rewrite.run(job(root, "test", exclude=exclude), LocalStore(tmp_path / "out"))
 
     made = open_dataset(LocalStore(tmp_path / "out")).manifest
-    assert (made.edition, made.subset, made.quarantined) == ("known", False, {"corrupt": 1})
+    assert made.quarantined["corrupt"] == 1
+    assert (made.edition, made.subset) == ("known", excludes)

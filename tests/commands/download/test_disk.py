@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.download.conftest import FILES, TRAIN, arguments
+from tests.commands.download.conftest import FILES, MIB, TRAIN, arguments
 from tests.kit import command
 from tests.kit.faults import disk, remount
 from tests.kit.http_server import serve
@@ -25,6 +25,28 @@ def test_download_is_refused_if_disk_is_too_small(tmp_path: Path) -> None:
 
         assert (result.code, result.out) == (1, "")
         assert says("left-download-only-free-free", ..., "8.4 MB").search(result.err)
+        assert server.reads(f"/{TRAIN}") == []
+
+
+@pytest.mark.root
+def test_missing_bytes_of_unfinished_file_need_space(tmp_path: Path) -> None:
+    """Its parts arrive in any order, so the file has its full size from the beginning."""
+
+    def only_the_end(_number: int, _path: str, first: int, _last: int) -> str:
+        return "" if first in (0, 8 * MIB) else "404"
+
+    into = tmp_path / "disk"
+    with disk(into, "size=12m"), serve(ONE) as server:
+        server.plan = only_the_end
+        assert command.run("download", *arguments(into, server.url, *TRAIN_ONLY)).code != 0
+        (partial,) = into.glob(".work/*.partial")
+        assert partial.stat().st_size == len(FILES[TRAIN])
+        server.requests.clear()
+        remount(into, "size=4m")
+        result = command.run("download", *arguments(into, server.url, *TRAIN_ONLY))
+
+        assert (result.code, result.out) == (1, "")
+        assert says("left-download-only-free-free").search(result.err)
         assert server.reads(f"/{TRAIN}") == []
 
 

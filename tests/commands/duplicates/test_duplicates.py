@@ -575,6 +575,7 @@ def test_damaged_record_is_named_and_others_are_compared(
         result = command.run("duplicates", copied, "--out", tmp_path / "out")
         assert result.code == 3
         assert says("record-byte", shard, 0, 0).search(result.out)
+        assert "with too little detail, compared only by pixels: 2" in result.out
         assert says("listed-above-unreadable-images-compared", "1 problem").search(result.err)
         assert len(found(tmp_path / "out")) >= 3
     assert len(receipts(copied, "hashes")) == 5 + hashed

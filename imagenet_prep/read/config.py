@@ -202,12 +202,11 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
         self._check_sizes()
         _ = self.shown  # refuses sizes and crops that are invalid or contradict the recipe
-        if self.is_remote:
-            try:
-                AddressKind.ANYWHERE.check("data_dir", self.location)
-            except ValueError as error:
-                raise UsageError(str(error)) from None
-        elif self.cache_dir is not None or self.cache_gb is not None:
+        try:
+            AddressKind.ANYWHERE.check("data_dir", self.location)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if not self.is_remote and (self.cache_dir is not None or self.cache_gb is not None):
             raise UsageError(
                 f"{self.location} is a folder: cache_dir and cache_gb need a remote dataset"
             )

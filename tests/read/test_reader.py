@@ -346,3 +346,9 @@ def test_error_without_a_damaged_image_is_raised() -> None:
     with pytest.raises(MemoryError) as raised:
         diagnosis.explain(error)
     assert raised.value is error
+
+
+@pytest.mark.parametrize("address", ["s3:/bucket/set", "https:/host/set"])
+def test_addresses_with_one_slash_get_advice(address: str) -> None:
+    with pytest.raises(UsageError, match=says("address-no-host-bucket")):
+        make_dataset(address, "train", 8)

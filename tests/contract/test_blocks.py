@@ -404,6 +404,18 @@ $ trainers.md: Hugging Face datasets
     e2e/test_documented_commands.py
     test_exports_have_all_images_of_the_dataset
     the number of images
+pytorch.md: JAX
+    frameworks/test_jax_arrays.py
+    test_batches_and_tuples_are_arrays_of_jax
+    the images on four devices
+trainers.md: KerasCV
+    trainers/test_trainers.py
+    test_the_older_resnet_and_keras_cv_subtract
+    the labels of all images
+$ cluster.md: On a cluster
+    commands/cluster/test_cluster.py
+    test_flink_job_server_gives_same_bytes_and_progress
+    the bytes of one machine
 """
 # The same, but with the reason why no test executes the block instead of the value.
 ELSEWHERE = """
@@ -411,18 +423,6 @@ export.md: DINOv2 and DINOv3
     commands/export/test_formats.py
     test_labels_txt_has_the_form_of_dinov2
     DINOv2 is no package
-pytorch.md: JAX
-    frameworks/test_frameworks.py
-    test_the_jax_example_resumes_in_mid_epoch
-    a line of examples/with_jax.py
-trainers.md: KerasCV
-    trainers/test_trainers.py
-    test_the_older_resnet_and_keras_cv_subtract
-    needs 1,024 shards in an environment of its own
-$ cluster.md: On a cluster
-    commands/cluster/test_cluster.py
-    test_flink_job_server_gives_same_bytes_and_progress
-    needs a cluster
 $ cluster.md: Dataflow
     commands/prepare/test_s3_out.py
     test_beam_job_prepares_in_bucket_and_threads_resume

@@ -1,6 +1,6 @@
 """Checks batches of framework="jax" against the reader's NumPy arrays, with JAX itself.
 
-`python in_jax.py SET` asserts, and prints the cases that it checked.
+`python in_jax.py SET BLOCK` asserts, and prints the cases that it checked.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 from imagenet_prep.core.world import World
 from imagenet_prep.read import View, make_dataset
+from tests.kit import blocks
 
 BATCH = 4
 SIDE = 16
@@ -123,6 +124,18 @@ def single():
     yield ["source", len(source)]
 
 
+def page():
+    """The line of the page divides a batch among the devices."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("images",))
+    sharding = jax.NamedSharding(mesh, jax.P("images"))
+    for batch in opened(framework="numpy"):
+        names = {"jax": jax, "sharding": sharding, "batch": batch}
+        divided = blocks.run(sys.argv[2], {}, **names)["images"]
+        assert same(divided, batch["images"])
+        assert len(divided.sharding.device_set) == len(jax.devices())
+    yield ["page", len(jax.devices())]
+
+
 if __name__ == "__main__":
-    checks = (types, tuples, memory, views, state, single)
+    checks = (types, tuples, memory, views, state, single, page)
     print(json.dumps([*itertools.chain.from_iterable(check() for check in checks)]))

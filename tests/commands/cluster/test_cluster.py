@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,9 +23,10 @@ import pytest
 from benchmarks import flink as benchmark
 from benchmarks import measure
 from tests.commands.cluster.conftest import FLINK, SETTINGS
-from tests.kit import command, runners
+from tests.kit import blocks, command
 from tests.kit.dataset import Reference, assert_visible_files_are_complete, contents, receipts
 from tests.kit.flink import OPENS, Flink
+from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.ports import free_ports
 from tests.kit.runners import NUM_MEMBERS, Cluster
@@ -93,9 +95,15 @@ def test_flink_job_server_gives_same_bytes_and_progress(
         pytest.skip(lack)
     out = tmp_path / "out"
     (port,) = free_ports(1)
-    options = runners.options_of_any_run("Flink", port)
-    options += ["--flink_master=[local]", f"--flink_job_server_jar={Flink.job_server()}"]
-    argv = prepare(reference, out, "--", *options, f"--parallelism={NUM_MEMBERS}")
+    here = {
+        "/shared/ilsvrc2012": str(reference.source),
+        "/shared/imagenet-480 --": shlex.join([str(out), *SETTINGS, "--"]),
+        "http://jobmanager:8081": "[local]",
+        "--flink_version=1.20": f"--flink_job_server_jar={Flink.job_server()}",
+        "localhost:50000": f"127.0.0.1:{port}",
+    }
+    typed = blocks.small(lines_of("$ cluster.md: On a cluster")[1], here)
+    argv = [*shlex.split(typed)[1:], f"--parallelism={NUM_MEMBERS}"]
     java = {"JDK_JAVA_OPTIONS": " ".join([command.SHORT_LIVED_JAVA, *OPENS])}
     pool = ("-P", "-m", "imagenet_prep.engine.pool")
     with terminal() as (stderr, seen), command.started(f"--port={port}", program=pool):

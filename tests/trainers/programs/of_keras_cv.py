@@ -1,4 +1,4 @@
-"""Reads a dataset by KerasCV's imagenet.load: python of_keras_cv.py SET SPLIT.
+"""Reads a dataset by KerasCV's imagenet.load, as the page says: python of_keras_cv.py SET SPLIT.
 
 Prints pairs of the class that the pixels encode and the label next to them.
 """
@@ -6,12 +6,12 @@ Prints pairs of the class that the pixels encode and the label next to them.
 import json
 import sys
 
-from keras_cv.datasets import imagenet
+from tests.kit import blocks, flat
 
-from tests.kit import flat
-
+small = {"/data/imagenet-480": sys.argv[1], "batch_size=256": "batch_size=50", "224": "64"}
+loaded = blocks.run("trainers.md: KerasCV", small)
 pairs = []
-for images, labels in imagenet.load(sys.argv[2], sys.argv[1], batch_size=50, img_size=(64, 64)):
+for images, labels in loaded[sys.argv[2]]:
     assert labels.shape[1] == flat.CLASSES
     assert labels.numpy().sum(axis=1).tolist() == [1.0] * len(labels)
     shown = map(flat.class_of, images.numpy())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import io
 import operator
-import tokenize
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,15 @@ if TYPE_CHECKING:
 SIDES = ("width", "height", "bytes")
 NAMES = (*SIDES, "class", "class_index", "key")
 _CLASS = "class_"  # `class` is a keyword of Python
+# The keyword, or a comment or string, in which the word is none.
+_CLASS_OR_TEXT = re.compile(
+    r"\bclass\b|#[^\n]*"
+    r'|"""(?:\\.|[^\\])*?"""'
+    r"|'''(?:\\.|[^\\])*?'''"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'(?:\\.|[^'\\\n])*'",
+    re.DOTALL,
+)
 _MOST_CHARACTERS = 1 << 20
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -53,6 +61,8 @@ class Where:
 
     def __init__(self, text: str) -> None:
         """Parses an expression; raises UsageError if it has anything else in it."""
+        if not isinstance(text, str):
+            raise UsageError(f"where={text!r}: expected a string such as 'width >= 512'")
         if len(text) > _MOST_CHARACTERS:
             raise UsageError(
                 f"where= has {len(text):,} characters, expected at most {_MOST_CHARACTERS:,}. "
@@ -60,9 +70,11 @@ class Where:
             )
         self._text = text
         try:
-            self._tree = ast.parse(_without_keyword(text), mode="eval").body
+            self._tree = _parsed(text)
             self.text = ast.unparse(self._tree)
-        except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        except SyntaxError as error:
+            raise self._error(f"is no expression ({error.msg})") from None
+        except (ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"is no expression ({error})") from None
         self.names: set[str] = set()
         self._check(self._tree)
@@ -73,11 +85,12 @@ class Where:
         """Returns [count] bool, given `count` values of each name.
 
         Raises:
-          UsageError: values that cannot be compared, such as a key and a number.
+          UsageError: values that cannot be compared, such as a key and a number; divisions by 0.
         """
         try:
-            found = self._value(self._tree, values)
-        except (TypeError, ValueError, np.exceptions.DTypePromotionError) as error:
+            with np.errstate(divide="raise", invalid="raise"):
+                found = self._value(self._tree, values)
+        except (TypeError, ValueError, ArithmeticError, np.exceptions.DTypePromotionError) as error:
             raise self._error(f"cannot be computed ({error})") from None
         return np.broadcast_to(np.asarray(found, bool), count)
 
@@ -156,16 +169,17 @@ class Where:
         return result
 
 
-def _without_keyword(text: str) -> str:
-    """Renames the keyword `class`, so that Python can parse it as a name; joins the lines."""
+def _parsed(text: str) -> ast.expr:
+    """Parses an expression, in which `class` is a name; raises SyntaxError.
+
+    `tokenize` is not used: it copies the line for each token, so 20,000 keys would need 50 GB.
+    """
+    named = _CLASS_OR_TEXT.sub(lambda match: _CLASS if match[0] == "class" else match[0], text)
     # In brackets, line breaks and blanks at the start of a line have no meaning.
-    lines = io.StringIO(f"({text}\n)")
-    found = [token for token in tokenize.generate_tokens(lines.readline) if token.string.strip()]
-    tokens = []
-    for token in found[1:-1]:
-        is_class = token.type == tokenize.NAME and token.string == "class"
-        tokens.append((token.type, _CLASS if is_class else token.string))
-    return tokenize.untokenize(tokens).strip()
+    tree = ast.parse(f"[{named}\n]", mode="eval").body
+    if not isinstance(tree, ast.List) or len(tree.elts) != 1:
+        raise SyntaxError("expected one condition")
+    return tree.elts[0]
 
 
 def _is_condition(node: ast.expr) -> bool:

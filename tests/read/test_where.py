@@ -112,6 +112,9 @@ def test_expressions_mean_the_same_as_in_python(seed: int, scenes: Path) -> None
             "  class == 'n00000007'\n    or (width < 0\n  or class_index < 2)",
             "class_ == 'n00000007' or class_index < 2",
         ),
+        ("class_index < 9 # it's a class\nand key != 'a class'", "class_index < 9"),
+        ("class_index < 9 and class != 'class' and 'it\\'s class' != class", "class_index < 9"),
+        ("class_index < 9 and key != '''it's a \\'''class'''", "class_index < 9"),
     ],
 )
 def test_reader_has_the_examples_that_match(scenes: Path, where: str, python: str) -> None:
@@ -163,6 +166,11 @@ def test_filters_are_combined(scenes: Path) -> None:
         ("width > 3) or (height > 3", "width > 3) or (height"),
         ("width > " + "(" * 300 + "1" + ")" * 300, "((("),
         ("width > " + "-" * 5_000 + "1", "---"),
+        ("width = 3", "instead of '='"),
+        ("width > 3, height > 3", "one condition"),
+        ("width > 3] + [3", "one condition"),
+        ("width / 0 > 3", "divide by zero"),
+        ("width % (height - height) > 3", "divide by zero"),
     ],
 )
 def test_everything_else_is_refused(scenes: Path, where: str, fact: str) -> None:
@@ -170,6 +178,20 @@ def test_everything_else_is_refused(scenes: Path, where: str, fact: str) -> None
         opened(scenes, where)
     assert fact in str(refused.value)
     assert "where=" in str(refused.value)
+
+
+@pytest.mark.parametrize("where", [5, len, b"width > 3"])
+def test_only_a_string_is_an_expression(where: Any) -> None:
+    with pytest.raises(UsageError, match=says("where-expected-string-such-width")):
+        Where(where)
+
+
+def test_list_of_many_keys_needs_little_memory() -> None:
+    """Python's tokenizer copies the line for each of its tokens, here for 50,000 times 1 MB."""
+    keys = [f"n{number:08d}/n{number:08d}_0.JPEG" for number in range(25_000)]
+    where = Where(f"key in {tuple(keys)}")
+    values = np.array(["n00000000/other.JPEG", keys[7], keys[-1]])
+    assert where({"key": values}, 3).tolist() == [False, True, True]
 
 
 def test_huge_expression_is_refused() -> None:

@@ -43,6 +43,7 @@ from imagenet_prep.read import receipt
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import find_source
 from imagenet_prep.storage.remote import Stat, hashed
 from imagenet_prep.storage.store import Readable, open_readable, same_place
@@ -71,10 +72,8 @@ _LISTS = ("plan", "index", "hashes")
 # Files that pack many images: archives, files of the Hub, of MXNet and of TensorFlow.
 _PACKED = re.compile(
     r".*(\.(tar|tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4|z)|zip|7z|rar|parquet|arrow|rec|tfrecords?)|-\d{5}-of-\d{5})",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
-# The folder of a reader's cache. It is named after the dataset of its shards.
-_CACHE = re.compile(r"[0-9a-f]{16}")
 # The format of an export with one file per image.
 _IMAGE_FOLDER = "folder"
 
@@ -196,7 +195,7 @@ class TraceSearch:
         """The archives and other packed files in the searched folders, which are not read."""
         packed = {*self._packed_sources}
         for folder in self._folders.values():
-            is_cache = _CACHE.fullmatch(folder.where.rpartition("/")[2])
+            is_cache = folder.where.rpartition("/")[2] in self._cache_names
             if schema.MANIFEST in folder.files or self._is_exported(folder) or is_cache:
                 continue
             packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
@@ -282,7 +281,7 @@ class TraceSearch:
             self._folders[folder.where] = folder
             if schema.MANIFEST in folder.files:
                 with self._problems_of(folder.where):
-                    self._add_dataset(Dataset.at(folder.store))
+                    self._add_dataset(Dataset.at(open_readable(folder.where)))
 
     def _add_dataset(self, dataset: Dataset) -> None:
         if not dataset.manifest.has_samples:
@@ -334,7 +333,7 @@ class TraceSearch:
             raise UsageError(f"--search {place}: there is no such folder")
         pending = [place.rstrip("/") or "/"]
         while pending:
-            store = open_readable(pending.pop())
+            store = _open_folder(pending.pop())
             with self._problems_of(store.where()):
                 found = _Folder(store, store.stats(""))
                 yield found
@@ -425,25 +424,39 @@ class TraceSearch:
             yield from self._of_files(folder)
 
     def _is_exported(self, folder: _Folder) -> bool:
-        """Returns whether a folder is in an export, which names its files."""
-        return any(_is_below(folder.where, place) for place in self._exported)
+        """Returns whether a folder is in an export of a known dataset, which names its files."""
+        return any(_is_below(folder.where, place) for place, _ in self._exports)
 
     @cached_property
-    def _exported(self) -> list[str]:
-        """The folders of exports."""
-        return [
-            where
-            for where, folder in self._folders.items()
-            if any(name.endswith(schema.EXPORT) for name in folder.files)
-        ]
+    def _exports(self) -> dict[tuple[str, str], _ExportNote]:
+        """The notes of exports of known datasets, by folder and name.
+
+        The contents of all other exports are unknown, so they are ordinary folders.
+        """
+        notes: dict[tuple[str, str], _ExportNote] = {}
+        for where, folder in self._folders.items():
+            for name in folder.files:
+                if name.endswith(schema.EXPORT):
+                    with self._problems_of(where):
+                        note = _export_note(folder.store, name)
+                        if note is not None and note.dataset in self._known:
+                            notes[where, name] = note
+        return notes
+
+    @property
+    def _known(self) -> set[str]:
+        """The digests of the datasets of which the images are known."""
+        return self._seen | self._ancestors
+
+    @property
+    def _cache_names(self) -> set[str]:
+        """The names of folders of a reader's cache, each named after its dataset."""
+        return {digest[:16] for digest in self._known}
 
     def _of_export(self, folder: _Folder, name: str) -> Iterator[Trace]:
-        try:
-            note = strict_json.parse(
-                _ExportNote, strict_json.loads(folder.store.read(name)), others=True
-            )
-        except ValueError:
-            return  # of a different program
+        note = self._exports.get((folder.where, name))
+        if note is None:
+            return
         images = [i for i in self._images_of.get(note.dataset, ()) if i.split in note.splits]
         called = name.removesuffix(schema.EXPORT)
         hashes = {image.sample.sha256 for image in images}
@@ -575,6 +588,29 @@ class TraceSearch:
 
 def _is_below(place: str, other: str) -> bool:
     return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def _export_note(store: Readable, name: str) -> _ExportNote | None:
+    """Returns the fields of export.json; None if a different program wrote it."""
+    try:
+        return strict_json.parse(_ExportNote, strict_json.loads(store.read(name)), others=True)
+    except ValueError:
+        return None
+
+
+class _ListedFolder(LocalStore):
+    """A local folder whose files may have any name, if a listing of the folder gave it.
+
+    A dataset opens its own folder, which refuses names from its manifest that lead elsewhere.
+    """
+
+    def path(self, name: str = "") -> Path:
+        return self.root / name
+
+
+def _open_folder(place: str) -> Readable:
+    store = open_readable(place)
+    return _ListedFolder(store.as_folder.root) if store.as_folder else store
 
 
 def _parts_of(folder: _Folder) -> set[str]:

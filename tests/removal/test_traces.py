@@ -380,12 +380,53 @@ def test_packed_files_are_named_as_not_opened(
     root = tmp_path / "search"
     packed = ("photos.tar", "a/PHOTOS.TAR.GZ", "a/b.tgz", "z.zip", "hub/train.parquet", "m.rec")
     packed += ("old/train-00000-of-00002", "c.tar.zst", "d.7z")
-    for name in (*packed, "photos.tar.txt", "tar", "a.md5", "0123456789abcdef/t-00000-of-00001"):
+    cache = f"{open_dataset(str(dataset)).manifest.digest[:16]}/t-00000-of-00001"
+    for name in (*packed, "photos.tar.txt", "tar", "a.md5", cache):
         write(root / name, b"packed")
     done("export", dataset, "--to", "webdataset", "--out", root / "exported")
     found = searched(root)
     assert found.not_opened == sorted(str(root / name) for name in packed)
     assert found.problems == []
+
+
+def test_exports_and_caches_of_unknown_datasets_are_ordinary_folders(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    """Nobody knows whether their archives have the image, and their files are compared."""
+    root = tmp_path / "search"
+    done("resize", "-i", dataset, "-o", tmp_path / "unknown", "-r", "400")
+    done("export", tmp_path / "unknown", "--to", "webdataset", "--out", root / "tars")
+    done("export", tmp_path / "unknown", "--to", "folder", "--out", root / "files")
+    write(root / "0123456789abcdef/train-00000-of-00001", b"of a reader")
+    (tmp_path / "unknown").rename(tmp_path / "elsewhere")
+
+    found = searched(root)
+
+    assert kinds(found) == {"file": [str(root / "files/train" / KEY)]}
+    tars = sorted(map(str, (root / "tars").glob("*.tar")))
+    assert found.not_opened == [str(root / "0123456789abcdef/train-00000-of-00001"), *tars]
+
+
+@pytest.mark.parametrize(
+    "name", [b"new\nline", b"back\\slash", b"caf\xe9", b"tab\t"], ids=["line", "back", "latin", "tab"]
+)
+def test_every_name_of_a_disk_is_searched(
+    dataset: Path, tmp_path: Path, searched: Search, name: bytes
+) -> None:
+    root = tmp_path / "search"
+    odd = root / os.fsdecode(name)
+    write(odd / os.fsdecode(name + b".jpg"), image(2))
+    write(odd / os.fsdecode(name + b".txt"), b"a note")
+    write(odd / os.fsdecode(name + b".tar"), b"packed")
+    shutil.copytree(dataset, odd / "set")
+    shutil.copytree(dataset, root / "z")
+    found = searched(root)
+    assert found.problems == []
+    assert kinds(found) == {
+        "file": [str(odd / os.fsdecode(name + b".jpg"))],
+        "replica": sorted([str(odd / "set"), str(root / "z")]),
+    }
+    assert found.not_opened == [str(odd / os.fsdecode(name + b".tar"))]
 
 
 def test_source_archives_in_notes_are_not_opened(

@@ -257,8 +257,9 @@ def _remedy(place: str) -> str:
     from imagenet_prep.storage.dataset_store import open_dataset
 
     dataset = open_dataset(place, parts=True, check=False)
-    if dataset.placement.nodes > 1:
-        return "Rerun the replicate command that made this part, with --repair added."
+    digest = dataset.manifest.digest
+    if dataset.placement.nodes > 1 or dataset.store.size(schema.replica_ledger(digest)) is not None:
+        return "Rerun the replicate command that made this copy, with --repair added."
     verb = dataset.manifest.settings.verb
     if verb == settings.ADOPT:
         return (

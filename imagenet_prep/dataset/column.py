@@ -69,6 +69,8 @@ NONE = "none"
 # Names that exports and flags use themselves. A new column with such a name, in any case and also
 # with a dot and more text behind it, is refused; readers of Parquet select `image.x` with `image`.
 RESERVED = frozenset({ALL, NONE, "key", "split", *schema.PARQUET_FIELDS, *schema.WEBDATASET_FIELDS})
+# The names in a condition of a reader that stand for a value of the table of samples.
+CONDITIONS = ("width", "height", "bytes", "class", "class_index", "key")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_AXES = 8
@@ -315,12 +317,12 @@ def require_name(name: str) -> str:
 
 
 def require_new_name(name: str) -> str:
-    """Returns the name of a new column unchanged; raises ValueError if exports could not use it."""
+    """Returns the name of a new column unchanged; raises ValueError if it is in use elsewhere."""
     first = require_name(name).partition(".")[0].lower()
-    if first in RESERVED or first.startswith("__"):
+    if first in RESERVED or first in CONDITIONS or first.startswith("__"):
         raise ValueError(
-            f"flags and exports use {first} themselves. Choose a different name, for example "
-            f"my_{first.lstrip('_')}"
+            f"flags, conditions and exports use {first} themselves. Choose a different name, for "
+            f"example my_{first.lstrip('_')}"
         )
     return name
 

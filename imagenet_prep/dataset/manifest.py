@@ -279,7 +279,10 @@ def require_samples(manifest: Manifest | None, where: str) -> Manifest:
 
 def loads(data: bytes, where: str) -> Manifest:
     """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged."""
-    advice = "Copy it again from the original dataset, or run prepare again."
+    advice = (
+        "Copy it again from the original dataset; or delete only this file, and run the command "
+        "that made the dataset again, which keeps finished shards."
+    )
     try:
         content = strict_json.loads(data, _MOST_VALUES)
         strict_json.dumps(content)  # Raises ValueError for values that this program cannot write.

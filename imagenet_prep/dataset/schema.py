@@ -206,6 +206,11 @@ def is_small_file(name: str) -> bool:
     )
 
 
+def replica_ledger(digest: str) -> str:
+    """Returns the path of the ledger of a replica, which `replicate` writes into it."""
+    return f"{WORK}/replica-{digest[:16]}.jsonl"
+
+
 def index_name(shard: str) -> str:
     """Returns the path of a shard's DALI index, relative to the dataset."""
     return f"{INDEX}/{shard}"

@@ -237,7 +237,7 @@ class Replica(Target):
         super().__init__(LocalStore(root), data, placement, columns, replaces=replaces)
         self._ledger = Ledger(
             self.store,
-            f"{schema.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
+            schema.replica_ledger(self.manifest.digest),
             len(self.files),
             trusts_owner=True,
         )

@@ -56,6 +56,7 @@ class Additions:
       skipped: the keys of the other images, by kind.
       excluded: lines for the images that this run's list excludes.
       replaced: lines of the dataset's quarantine.jsonl about images that are added now.
+      copies: keys of images to add, and the key under which the split has the same bytes.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Additions:
     skipped: Mapping[_Kind, Sequence[str]] = field(default_factory=dict)
     excluded: Sequence[Incident] = ()
     replaced: Collection[Incident] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_members(self) -> list[Member]:
@@ -90,7 +92,8 @@ class Additions:
     def counts(self) -> Json:
         """The numbers of images of each kind, for `sentences`, and the ignored files by extension.
 
-        `refused` has the first keys that an earlier step has excluded.
+        `refused` has the first keys that an earlier step has excluded, and `copies` the first keys
+        of new images that the split has under the given key.
         """
         refused = self.skipped.get(_Kind.EXCLUDED, ())
         forgotten = len(self.skipped.get(_Kind.FORGOTTEN, ()))
@@ -101,6 +104,7 @@ class Additions:
             "excluded": len(refused) + len(self.excluded),
             "forgotten": forgotten,
             "refused": sorted(refused)[:_MOST_NAMED],
+            "copies": dict(sorted(self.copies.items())[:_MOST_NAMED]),
             "ignored": formats.together(dict(part.ignored) for part in self.source.parts),
         }
 
@@ -133,6 +137,12 @@ def sentences(counts: Json) -> list[str]:
         lines.append(
             f"not added, because an earlier step has excluded them: {some(counts['refused'])}. "
             "To add these images, use --readmit"
+        )
+    if counts["copies"]:
+        copies = [f"{key} (as {stored})" for key, stored in counts["copies"].items()]
+        lines.append(
+            f"added, but already stored under a different key: {some(copies)}. To change the class "
+            "of an image, do not add it again: use --relabel"
         )
     if counts["ignored"]:
         lines.append(f"ignored in the folder: {formats.ignored_in_words(counts['ignored'])}")
@@ -202,6 +212,7 @@ class AdditionComparison:
         self._dataset = dataset
         self._kinds: dict[_Image, _Kind] = {}
         self._lines: dict[_Image, list[Incident]] = defaultdict(list)
+        self._stored_as: dict[_Image, str] = {}
         manifest = dataset.manifest
         self._origins = {split: manifest.settings.origin(split) for split in manifest.splits}
         # The images by source split, and by key and hash: keys have a slash or an extension.
@@ -230,6 +241,7 @@ class AdditionComparison:
         self._compare_with_tables()
         self._compare_with_lines(readmit=readmit)
         members: dict[str, list[Member]] = defaultdict(list)
+        copies: dict[str, str] = {}
         skipped: dict[_Kind, list[str]] = defaultdict(list)
         excluded: list[Incident] = []
         replaced: set[Incident] = set()
@@ -248,6 +260,8 @@ class AdditionComparison:
                 continue
             else:
                 members[split].append(member)
+                if image in self._stored_as:
+                    copies[member.key] = self._stored_as[image]
             replaced.update(self._lines[image])
         _refuse_different(skipped[_Kind.DIFFERENT])
         return replace(
@@ -256,6 +270,7 @@ class AdditionComparison:
             skipped=skipped,
             excluded=excluded,
             replaced=replaced,
+            copies=copies,
         )
 
     def _actions(self, image: _Image) -> set[str]:
@@ -280,6 +295,8 @@ class AdditionComparison:
                 elif image.member.key == sample.key:
                     is_equal = image.sha256 in hashes
                     self._note(image, _Kind.KNOWN if is_equal else _Kind.DIFFERENT)
+                else:
+                    self._stored_as[image] = sample.key
 
     def _compare_with_lines(self, *, readmit: bool) -> None:
         origins = {*self._origins.values()}

@@ -103,6 +103,12 @@ class CropRecipe:
             raise UsageError(f"filter={self.filter!r}: expected one of {expected}")
         _require_colours("mean", self.mean, -math.inf)
         _require_colours("std", self.std, 0.0)
+        # The numbers of torchvision are for pixels in [0, 1].
+        if 0 < max(self.mean) < 1 or max(self.std) < 1:
+            raise UsageError(
+                f"mean={self.mean}, std={self.std}: expected values for R, G and B in [0, 255]. "
+                "Multiply values for [0, 1] by 255."
+            )
 
     def changed(self, name: str, wanted: dict[str, Any]) -> CropRecipe:
         """Returns this recipe with other settings; None keeps the recipe's.

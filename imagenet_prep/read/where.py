@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import column
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 # The names that the tables of samples define. All other names are columns of the dataset.
-SIDES = ("width", "height", "bytes")
-NAMES = (*SIDES, "class", "class_index", "key")
+NAMES = column.CONDITIONS
+SIDES = NAMES[:3]
 _CLASS = "class_"  # `class` is a keyword of Python
 # The keyword, or a comment or string, in which the word is none.
 _CLASS_OR_TEXT = re.compile(

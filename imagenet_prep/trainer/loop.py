@@ -272,8 +272,13 @@ class Training:
             return None, self._inputs.train.state()
         place = last.facts["reader"]
         if self._config.evaluate:
-            # Only the dataset must be the same. The ranks, batch size and selection may differ.
-            place = self._inputs.train.state() | {"dataset": place.get("dataset")}
+            # The ranks, batch size, selection and dataset may differ, if the classes are known.
+            of_run = place.get("dataset")
+            place = self._inputs.train.state()
+            if last.facts.get("interface") is None:
+                place |= {"dataset": of_run}
+            elif of_run is not None and of_run != place.get("dataset"):
+                self._log.say(f"the run trained on a different dataset, manifest {of_run[:16]}")
         facts = {name: last.facts[name] for name in ("plateau", "run")}
         return {"step": last.step, "saved_at": last.saved_at, **facts}, place
 

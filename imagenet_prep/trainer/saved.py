@@ -350,10 +350,16 @@ class Saved:
     def locked(self) -> Iterator[None]:
         """Locks the folder for the run that trains in it; an evaluation needs no lock.
 
-        Raises BusyError if a different run has the lock.
+        Raises BusyError if a different run has the lock, UsageError if the folder is a dataset.
         """
         with contextlib.ExitStack() as held:
             if not self._config.evaluate:
+                if (self.folder / schema.MANIFEST).is_file():
+                    # Readers would take train.jsonl for a shard.
+                    raise UsageError(
+                        f"--log-dir {self.folder}: is a dataset, whose files never change. Choose "
+                        "a different folder."
+                    )
                 try:
                     held.enter_context(LocalStore(self.folder).lock())
                 except NoLocksError as error:

@@ -20,7 +20,7 @@ import inspect
 import os
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypedDict, TypeVar, cast
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_type_hints
 
 from imagenet_prep import amend as _amend
 from imagenet_prep import duplicates as _duplicates
@@ -31,7 +31,7 @@ from imagenet_prep import resize as _resize
 from imagenet_prep import verify as _verify
 from imagenet_prep.core import arguments, program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Settings
+from imagenet_prep.core.flags import Settings, value_of
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.distribute.config import ReplicateConfig
 from imagenet_prep.pipelines import prepare as _prepare
@@ -196,12 +196,10 @@ class DuplicatesResult(TypedDict, total=False):
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value of a flag: a path as text, a list as a tuple."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, list):
-        return tuple(value)
-    return value
+    """Returns a value with paths as text."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _problems(result: Json) -> Iterator[str]:
@@ -222,14 +220,15 @@ def _function(
 ) -> Callable[_Flags, _Result]:
     """Returns the public function of a verb; its arguments are the fields of the config."""
     signature = inspect.signature(config)
+    hints = get_type_hints(config)
 
     def call(*args: _Flags.args, **kwargs: _Flags.kwargs) -> _Result:
         program.require_utf8()
         arguments.require(act.__name__, signature, args, kwargs)
-        positional = [_plain(value) for value in args]
-        by_name = {name: _plain(value) for name, value in kwargs.items()}
+        given = signature.bind(*args, **kwargs).arguments
+        values = {name: value_of(name, hints[name], _plain(value)) for name, value in given.items()}
         try:
-            settings = cast(Callable[..., _Config], config)(*positional, **by_name)
+            settings = cast(Callable[..., _Config], config)(**values)
         except ValueError as error:
             raise UsageError(str(error)) from None
         result = act(settings)

@@ -288,6 +288,19 @@ def test_advice_of_verify_repairs_the_dataset(reference: Reference, prepared: Pa
     assert contents(prepared) == reference.contents
 
 
+def test_damaged_manifest_is_made_again(reference: Reference, prepared: Path) -> None:
+    os.truncate(prepared / schema.MANIFEST, 100)
+    found = command.run("verify", prepared)
+    assert found.code == 3
+    assert says("copy-again-original-dataset-run").search(found.err)
+
+    (prepared / schema.MANIFEST).unlink()
+    arguments = ("--source", reference.source, "--out", prepared, *SETTINGS)
+    again = command.run("prepare", *arguments)
+    assert again.code == 0, again
+    assert contents(prepared) == reference.contents
+
+
 def test_files_are_not_read_again_if_unchanged(prepared: Path) -> None:
     def verify(*flags: str) -> Any:
         result = command.run("verify", prepared, "--if-changed", "--json", *flags)

@@ -224,7 +224,19 @@ def test_names_of_columns_fit_into_paths(name: str, is_allowed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["all", "none", "key", "Key", "split", "image.mine", "jpg", "cls", "__key__", "__x"]
+    "name",
+    [
+        "all",
+        "none",
+        "Key",
+        "split",
+        "image.mine",
+        "jpg",
+        "cls",
+        "__key__",
+        "__x",
+        *column.CONDITIONS,
+    ],
 )
 def test_new_columns_have_no_names_of_exports(name: str) -> None:
     assert column.require_name(name) == name

@@ -408,7 +408,9 @@ def test_exports_and_caches_of_unknown_datasets_are_ordinary_folders(
 
 
 @pytest.mark.parametrize(
-    "name", [b"new\nline", b"back\\slash", b"caf\xe9", b"tab\t"], ids=["line", "back", "latin", "tab"]
+    "name",
+    [b"new\nline", b"back\\slash", b"caf\xe9", b"tab\t"],
+    ids=["line", "back", "latin", "tab"],
 )
 def test_every_name_of_a_disk_is_searched(
     dataset: Path, tmp_path: Path, searched: Search, name: bytes

@@ -169,6 +169,27 @@ def test_an_equal_number_of_different_classes_is_refused(
     assert interfaces[0].difference(interfaces[1]) is None
 
 
+def test_a_network_is_evaluated_on_a_different_dataset(
+    train: Train, evaluated: Evaluated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a later version, after the version of the run was deleted."""
+    train(tmp_path / "run", num_epochs=1.0)
+    other = make_shades(tmp_path / "other", "holdout", held=(0, 1))
+    _, score = evaluated(tmp_path / "run", data_dir=other)
+    assert score.examples == NUM_VALIDATION
+    assert says("run-trained-different-dataset-manifest").search(capsys.readouterr().out)
+    edited(tmp_path / "run", lambda facts: facts.pop("interface"))
+    with pytest.raises(UsageError, match=says("state-reader-use-same-dataset")):
+        evaluated(tmp_path / "run", data_dir=other)
+
+
+def test_no_run_is_written_into_a_dataset(shades: Path, train: Train) -> None:
+    before = sorted(shades.iterdir())
+    with pytest.raises(UsageError, match=says("log-dir-dataset-whose-files-never")):
+        train(shades, num_epochs=1.0)
+    assert sorted(shades.iterdir()) == before
+
+
 def test_checkpoints_without_classes_need_an_equal_class_count(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:

@@ -200,6 +200,7 @@ def test_standing_list_is_applied_with_allow_unknown(excluded: Path, tmp_path: P
         "excluded": 3,
         "forgotten": 0,
         "refused": ["cat/2.jpg", "dog/5.jpg"],
+        "copies": {},
         "ignored": {},
         "stored": 1,
         "quarantined": 0,
@@ -290,6 +291,19 @@ def test_grown_folder_adds_images_and_keeps_the_holdout(
         counts = done(*words, "--dry-run", "--json").json["amended"]["add"]
         assert (counts["new"], counts["held_out"]) == (0, num_held_out + 1)
     assert not (tmp_path / "no").exists()
+
+
+def test_added_copies_of_stored_images_are_named(tmp_path: Path) -> None:
+    """A photograph that was moved to a different class folder would have two labels."""
+    photos = photographs(tmp_path / "photos", range(4))
+    done("prepare", photos, tmp_path / "set")
+    (photos / "cat/0.jpg").rename(photos / "dog/moved.jpg")
+    photographs(photos, range(4, 6))
+    words = ("amend", tmp_path / "set", "--add", photos, "--out", tmp_path / "new")
+    counts = done(*words, "--dry-run", "--json").json["amended"]["add"]
+    assert counts["new"] == 3
+    assert counts["copies"] == {"dog/moved.jpg": "cat/0.jpg"}
+    assert says("added-already-stored-under-different").search(done(*words).out)
 
 
 def test_skipped_files_of_added_folder_are_reported(tmp_path: Path) -> None:

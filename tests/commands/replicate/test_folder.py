@@ -104,6 +104,16 @@ def test_usage_errors_give_the_expected_values(
     assert "key:secret" not in result.err
 
 
+def test_verify_of_a_damaged_replica_names_replicate(dataset: Path, tmp_path: Path) -> None:
+    assert replicate(dataset, "--to", tmp_path / "copy").code == 0
+    (tmp_path / "copy/labels.txt").unlink()
+    found = command.run("verify", tmp_path / "copy", "--level", "manifest")
+    assert found.code == 3
+    assert says("rerun-replicate-command-made-part").search(found.err)
+    assert replicate(dataset, "--to", tmp_path / "copy", "--repair").code == 0
+    assert command.run("verify", tmp_path / "copy", "--level", "manifest").code == 0
+
+
 def test_dataset_cannot_be_its_own_target(dataset: Path) -> None:
     result = replicate(dataset, "--to", dataset)
 

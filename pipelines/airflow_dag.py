@@ -178,6 +178,12 @@ PARAMS = {
 @task(execution_timeout=timedelta(hours=48))
 def download(params: dict[str, Any]) -> dict[str, Any]:
     """Downloads the archives that are not in `source` yet."""
+    unknown = sorted(params.keys() - PARAMS.keys())
+    if unknown:
+        raise AirflowFailException(
+            f"{', '.join(unknown)}: not a parameter of this DAG, so nothing was started. Expected "
+            f"some of {', '.join(PARAMS)}."
+        )
     if not params["download_from"]:
         raise AirflowSkipException("download_from is empty: source has the archives")
     source = params["source"]

@@ -553,38 +553,6 @@ def _comma_separated(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False"}
-
-
-def value_of(name: str, hint: Any, given: Any) -> Any:
-    """Returns an argument of a function as the value of a flag with this type hint.
-
-    Text is read as on the command line. Raises UsageError for a value of a wrong type.
-    """
-    base, *others = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    is_tuple = typing.get_origin(base) is tuple
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if given is None and others:
-        return None
-    if is_tuple and isinstance(given, str):
-        return _comma_separated(given)
-    if is_tuple and isinstance(given, list | tuple):
-        return tuple(value_of(name, str, item) for item in given)
-    if isinstance(given, str) and base in _READERS:
-        with contextlib.suppress(argparse.ArgumentTypeError):
-            return _READERS[base](given)
-    elif base is bool and isinstance(given, bool):
-        return given
-    elif base is str and isinstance(given, str | int | float) and not isinstance(given, bool):
-        return str(given)
-    elif base is float and is_number:
-        return given
-    elif base is int and not isinstance(given, bool):
-        with contextlib.suppress(TypeError):
-            return operator.index(given)
-    raise UsageError(f"{name}={given!r}: expected {_KINDS.get(base, 'a list of texts')}")
-
-
 def text_of(value: Any) -> str:
     """Returns the text for a flag or hyperparameter with this value, e.g. "true" or "a,b"."""
     if value is True:

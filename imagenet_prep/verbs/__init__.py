@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import os
 import textwrap
+import types
+import typing
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypedDict, TypeVar, cast, get_type_hints
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from imagenet_prep import amend as _amend
 from imagenet_prep import duplicates as _duplicates
@@ -31,7 +34,7 @@ from imagenet_prep import resize as _resize
 from imagenet_prep import verify as _verify
 from imagenet_prep.core import arguments, program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Settings, value_of
+from imagenet_prep.core.flags import Settings
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.distribute.config import ReplicateConfig
 from imagenet_prep.pipelines import prepare as _prepare
@@ -195,11 +198,39 @@ class DuplicatesResult(TypedDict, total=False):
     page: bool
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value with paths as text."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+def _value(name: str, kind: Any, value: Any) -> Any:
+    """Returns the value of a flag: a path as text, a list as a tuple.
+
+    Raises UsageError if the value has a different type than the flag.
+    """
+    if isinstance(kind, types.UnionType):
+        if value is None:
+            return None
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(_value(f"{name}[{place}]", str, item) for place, item in enumerate(value))
+        expected = "a list of strings"
+    elif kind is int:
+        # NumPy's integers are integers, but 8.0 and True are none.
+        if hasattr(value, "__index__") and not isinstance(value, bool):
+            return operator.index(value)
+        expected = "an integer"
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        expected = "True or False"
+    elif kind is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        expected = "a number"
+    else:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, str):
+            return value
+        expected = "a string"
+    raise UsageError(f"{name}={value!r}: expected {expected}")
 
 
 def _problems(result: Json) -> Iterator[str]:
@@ -220,13 +251,13 @@ def _function(
 ) -> Callable[_Flags, _Result]:
     """Returns the public function of a verb; its arguments are the fields of the config."""
     signature = inspect.signature(config)
-    hints = get_type_hints(config)
+    hints = typing.get_type_hints(config)
 
     def call(*args: _Flags.args, **kwargs: _Flags.kwargs) -> _Result:
         program.require_utf8()
         arguments.require(act.__name__, signature, args, kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        values = {name: value_of(name, hints[name], _plain(value)) for name, value in given.items()}
+        values = {name: _value(name, hints[name], value) for name, value in given.items()}
         try:
             settings = cast(Callable[..., _Config], config)(**values)
         except ValueError as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from imagenet_prep import amend, duplicates, export, resize, verbs, verify
@@ -21,6 +22,7 @@ from imagenet_prep.testing.miniature import Miniature
 from tests.kit import command
 from tests.kit.dataset import Reference, contents
 from tests.kit.faults import flip_bit
+from tests.kit.messages import says
 
 CONFIGS: dict[str, Any] = {
     "prepare": PrepareConfig,
@@ -132,6 +134,50 @@ def test_wrong_values_and_names_are_refused(tmp_path: Path) -> None:
         verbs.verify(str(tmp_path / "nowhere"))
     with pytest.raises(UsageError):
         verbs.amend(str(tmp_path), str(tmp_path / "out"))
+
+
+WRONG_TYPES: list[tuple[str, dict[str, Any]]] = [
+    ("prepare", {"short_side": "128"}),
+    ("prepare", {"short_side": 128.0}),
+    ("prepare", {"short_side": True}),
+    ("prepare", {"splits": "train"}),
+    ("prepare", {"holdout": 5}),
+    ("prepare", {"licence": None}),
+    ("prepare", {"dry_run": "no"}),
+    ("prepare", {"source": None}),
+    ("amend", {"exclude": ["cat/1.jpg"]}),
+    ("replicate", {"bandwidth_limit": "1"}),
+    ("export", {"columns": "captions"}),
+    ("forget", {"image": "anna.jpg"}),
+    ("forget", {"search": [3]}),
+]
+
+
+@pytest.mark.parametrize(("verb", "wrong"), WRONG_TYPES)
+def test_values_of_other_types_are_refused(
+    tmp_path: Path, verb: str, wrong: dict[str, Any]
+) -> None:
+    out = tmp_path / "out"
+    rest = {"prepare": {"source": tmp_path, "out": out}, "replicate": {"to": out}}
+    given = rest.get(verb, {"out": out})
+    dataset = [] if verb == "prepare" else [tmp_path]
+    (name,) = wrong
+
+    with pytest.raises(UsageError, match=says("expected-8", name)):
+        function(verb)(*dataset, **{**given, **wrong})
+
+    assert not out.exists()
+
+
+def test_values_may_be_paths_and_integers_of_numpy(reference: Reference, tmp_path: Path) -> None:
+    made = verbs.resize(
+        reference.out,  # type: ignore[arg-type]
+        output_dir=str(tmp_path / "small"),
+        short_side=numpy.int64(32),  # type: ignore[arg-type]
+        splits=["validation"],  # type: ignore[arg-type]
+    )
+
+    assert made["splits"].keys() == {"validation"}
 
 
 def test_problems_are_notes_of_the_error(prepared: Path) -> None:

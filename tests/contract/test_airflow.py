@@ -195,6 +195,15 @@ def test_every_flag_is_allowed_or_refused(
     assert paths <= given[2] | own | refused
 
 
+def test_unknown_parameters_end_the_run_first(dag: Dag) -> None:
+    with pytest.raises(
+        FailError, match=says("not-parameter-dag-nothing-started", "keep_orignal, ot")
+    ):
+        dag.run("download", ot="/data/set", keep_orignal=True)
+
+    assert dag.calls == []
+
+
 HOSTILE = [
     "--predictions=FILE",
     "--predictions FILE",

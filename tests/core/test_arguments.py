@@ -6,12 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from imagenet_prep import verbs
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import value_of
 from imagenet_prep.read import ColumnWriter, make_buckets, make_dataset, make_mix
 from tests.kit.messages import says
 
@@ -55,51 +52,6 @@ def test_unknown_argument_gets_the_right_one(
     assert says("no-argument", asked.__name__, repr(name)).match(message)
     assert re.search(advice, message)
     assert "Config" not in message
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "value", "expected"),
-    [
-        (verbs.prepare, "short_side", "abc", "a whole number"),
-        (verbs.prepare, "short_side", 48.5, "a whole number"),
-        (verbs.prepare, "short_side", True, "a whole number"),
-        (verbs.prepare, "dry_run", "no", "True or False"),
-        (verbs.prepare, "splits", 3, "a list of texts"),
-        (verbs.verify, "dataset", None, "text"),
-        (verbs.amend, "exclude", ["cat/1.jpg"], "text"),
-        (verbs.replicate, "bandwidth_limit", "fast", "a number"),
-    ],
-)
-def test_verbs_refuse_values_of_a_wrong_type(
-    function: Callable[..., Any], name: str, value: object, expected: str
-) -> None:
-    """Before anything is written: a wrong size would stay in the notes of the output folder."""
-    first = () if name == "dataset" else ("set",)
-    needed = {"out": "new"} if function is not verbs.verify else {}
-    if function is verbs.replicate:
-        needed = {"to": "new"}
-    with pytest.raises(UsageError) as refused:
-        function(*first, **needed, **{name: value})
-    assert str(refused.value) == f"{name}={value!r}: expected {expected}"
-
-
-@pytest.mark.parametrize(
-    ("hint", "given", "value"),
-    [
-        (int, "480", 480),
-        (int, np.int64(480), 480),
-        (float | None, 3, 3),
-        (float | None, "0.5", 0.5),
-        (float | None, None, None),
-        (str | None, 10, "10"),
-        (tuple[str, ...], "train,validation", ("train", "validation")),
-        (tuple[str, ...], ["anna.jpg"], ("anna.jpg",)),
-        (bool, True, True),
-    ],
-)
-def test_values_are_read_as_on_the_command_line(hint: Any, given: object, value: object) -> None:
-    read = value_of("name", hint, given)
-    assert (read, type(read)) == (value, type(value))
 
 
 @pytest.mark.parametrize("function", [make_dataset, make_mix, ColumnWriter, verbs.prepare])

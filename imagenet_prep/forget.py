@@ -70,7 +70,7 @@ def forget(config: ForgetConfig) -> Json:
     from imagenet_prep.preparation import amendment
     from imagenet_prep.removal import images
     from imagenet_prep.removal.traces import TraceSearch
-    from imagenet_prep.storage.dataset_store import open_dataset
+    from imagenet_prep.storage.dataset_store import Dataset, open_dataset
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(config.dataset)
@@ -82,7 +82,13 @@ def forget(config: ForgetConfig) -> Json:
     found = images.find_images(
         dataset, listed, pictures, None if config.exact else workers, quiet=config.json
     )
+
+    def compare(older: Dataset) -> None:
+        images.add_excluded_copies(found, dataset, older, workers, quiet=config.json)
+
     search = TraceSearch(dataset, found.sizes, config.search, config.out)
+    if not config.exact:
+        search.compare = compare
     traces = search.run()
     result: Json = {
         "dataset": dataset.where,

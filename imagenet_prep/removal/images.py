@@ -11,6 +11,8 @@ from imagenet_prep import engine
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import KeyList, Lookup
+from imagenet_prep.dataset.member import Incident
+from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.matching import copies, pictures, search
 from imagenet_prep.matching.find import SAME_BYTES
 from imagenet_prep.matching.pictures import GivenImage
@@ -22,6 +24,7 @@ from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.store import Store
 
 LISTED = "listed"
+_NOT_STORED = "not stored, only in quarantine.jsonl"
 
 
 class Picture(NamedTuple):
@@ -40,6 +43,7 @@ class FoundImages:
       how: how each image was found: LISTED, or a kind of duplicate.
       lines: images, as (split, key), that only quarantine.jsonl names.
       sizes: the sizes of all known files of the images, by sha256.
+      pictures: the files and the images, decoded for the comparison with further datasets.
       problems: sentences about images that could not be compared.
     """
 
@@ -47,6 +51,7 @@ class FoundImages:
     how: dict[str, str] = field(default_factory=dict)
     lines: set[tuple[str, str]] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
+    pictures: list[GivenImage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, image: TracedImage, how: str) -> None:
@@ -55,6 +60,11 @@ class FoundImages:
             self.images[image.line] = image
             self.how[image.line] = how
             self.sizes.update(image.sizes)
+
+    def add_line(self, line: Incident) -> None:
+        """Adds an image that a line of quarantine.jsonl names."""
+        self.lines.add((line.split, line.key))
+        self.sizes.update(line.sizes)
 
 
 def find_images(
@@ -81,11 +91,11 @@ def find_images(
         _add_equal(found, dataset)
     for line in dataset_store.incidents(dataset.store, dataset.manifest):
         if not line.salt and found.sizes.keys() & line.sizes.keys():
-            found.lines.add((line.split, line.key))
+            found.add_line(line)
     stored = {(image.split, image.sample.key) for image in found.images.values()}
     found.lines -= stored
     for split, key in sorted(found.lines):
-        found.how[keys.with_split(split, key)] = "not stored, only in quarantine.jsonl"
+        found.how[keys.with_split(split, key)] = _NOT_STORED
     return found
 
 
@@ -97,7 +107,7 @@ def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
             found.add(image, LISTED)
     for line in dataset_store.incidents(dataset.store, dataset.manifest):
         if not line.salt and line.split in splits and lookup.lines(line.split, [line.key])[0]:
-            found.lines.add((line.split, line.key))
+            found.add_line(line)
     lookup.check(f"{' and '.join(splits)} of {dataset.where}")
 
 
@@ -119,7 +129,7 @@ def _add_copies(
     quiet: bool,
 ) -> None:
     """Adds the images that are proven to show a file or an image that was found before."""
-    given: list[GivenImage] = []
+    given = found.pictures
     for file in files:
         try:
             given.append(GivenImage(file.data, search.of(file.data)))
@@ -149,6 +159,31 @@ def _add_copies(
         kind = kinds.get((image.split, image.sample.key))
         if kind is not None:
             found.add(image, kind)
+
+
+def add_excluded_copies(
+    found: FoundImages,
+    dataset: Dataset,
+    older: Dataset,
+    workers: engine.Workers,
+    *,
+    quiet: bool,
+) -> None:
+    """Adds images that `dataset` has excluded, if an older version proves that they are copies."""
+    excluded = {
+        (line.split, line.key): line
+        for line in dataset_store.incidents(dataset.store, dataset.manifest)
+        if line.action == EXCLUDED and not line.salt and (line.split, line.key) not in found.lines
+    }
+    if not excluded or not found.pictures:
+        return
+    result = copies.find_copies(older, found.pictures, workers, quiet=quiet)
+    found.problems += result.problems
+    for copy in result.copies:
+        line = excluded.get((copy.split, copy.key))
+        if line is not None:
+            found.add_line(line)
+            found.how[keys.with_split(copy.split, copy.key)] = f"{copy.kind}, {_NOT_STORED}"
 
 
 def job(

@@ -15,8 +15,9 @@ import html
 import io
 import itertools
 import re
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -175,6 +176,7 @@ class TraceSearch:
     Attributes:
       sizes: the size of each known file of the images, by sha256; the search adds files.
       out: the location of the new version, for messages.
+      compare: called with one copy of each older version that is found; may add to `sizes`.
       problems: sentences about what could not be searched.
     """
 
@@ -182,6 +184,7 @@ class TraceSearch:
     sizes: dict[str, int]
     places: Sequence[str]
     out: str
+    compare: Callable[[Dataset], None] = lambda _: None
     holders: list[Holder] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
@@ -289,7 +292,10 @@ class TraceSearch:
                 f"{dataset.where}: cannot be searched, because it has no tables of samples. Run "
                 f"imagenet-prep adopt {dataset.where}"
             )
-        self._seen.add(dataset.manifest.digest)
+        digest = dataset.manifest.digest
+        if digest in self._ancestors - self._seen:
+            self.compare(dataset)
+        self._seen.add(digest)
         self._datasets.append(dataset)
 
     def _find_holders(self) -> None:
@@ -367,15 +373,20 @@ class TraceSearch:
             delete = f"delete all objects below {where}"
         others = dataset_store.unrelated_names(dataset.store)
         if others:
-            delete = f"delete the files of the dataset in {where}, but not {some(others)}"
+            delete = (
+                f"delete the dataset in {where}, but keep the other files there: {some(others)}"
+            )
         action = {
             DATASET: f"made again without it: {self.out}. Then {delete}",
-            REPLICA: f"imagenet-prep replicate {self.out} --to {where} --replace; or {delete}",
+            REPLICA: f"{self._replicate(where)}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
             VERSION: f"run imagenet-prep forget on it; then {delete}",
             OTHER: f"run imagenet-prep forget on it; then {delete}",
         }[holder.kind]
         return Trace(where, holder.kind, content, action)
+
+    def _replicate(self, to: str) -> str:
+        return shlex.join(["imagenet-prep", "replicate", self.out, "--to", to, "--replace"])
 
     def _missing_parents(self) -> Iterator[Trace]:
         for digest in sorted(self._ancestors - self._seen):
@@ -395,7 +406,7 @@ class TraceSearch:
                 to = where
                 if not is_remote(where) and not where.startswith("/"):
                     to = f"hosts:HOSTSFILE:{where.partition(':')[2]}"
-                action = f"imagenet-prep replicate {self.out} --to {to} --replace; or delete it"
+                action = f"{self._replicate(to)}; or delete it"
                 yield Trace(where, REPLICA, content, action)
 
     def _in_folder(self, folder: _Folder) -> Iterator[Trace]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import pytest
 
 from imagenet_prep import amend, duplicates, export, resize, verbs, verify
@@ -173,7 +173,7 @@ def test_values_may_be_paths_and_integers_of_numpy(reference: Reference, tmp_pat
     made = verbs.resize(
         reference.out,  # type: ignore[arg-type]
         output_dir=str(tmp_path / "small"),
-        short_side=numpy.int64(32),  # type: ignore[arg-type]
+        short_side=np.int64(32),  # type: ignore[arg-type]
         splits=["validation"],  # type: ignore[arg-type]
     )
 

@@ -20,6 +20,7 @@ from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts, make_hosts
 from tests.kit.http_server import serve
 from tests.kit.layouts import write
+from tests.kit.messages import says
 
 CLASSES = ("cat", "dog")
 PHOTO = "cat/anna.jpg"
@@ -195,8 +196,47 @@ def test_advice_keeps_other_files_of_the_folder(tmp_path: Path) -> None:
     assert place["action"].endswith(f"Then delete {dataset}")
     write(dataset / "diary" / "1.jpg", b"mine")
     (place,) = [p for p in done(*words).json["places"] if p["kind"] == "dataset"]
-    kept = "Then delete the files of the dataset in"
-    assert place["action"].endswith(f"{kept} {dataset}, but not diary")
+    kept = "but keep the other files there: diary"
+    assert place["action"].endswith(f"Then delete the dataset in {dataset}, {kept}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [PHOTO, ""])
+def test_excluded_copies_are_found_in_older_version(tmp_path: Path, kept: str) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos)
+    prepare(photos, tmp_path / "set")
+    asked = tmp_path / "asked.txt"
+    asked.write_text("\n".join(key for key in FORGOTTEN if key != kept))
+    done("amend", tmp_path / "set", "--exclude", asked, "--out", tmp_path / "set-2")
+    picture = tmp_path / "sent.jpg"
+    picture.write_bytes(jpeg(Image.open(photos / PHOTO).reduce(2), 60))
+
+    words = ("forget", tmp_path / "set-2", "--image", picture, "--search", tmp_path)
+    result = done(*words, "--out", tmp_path / "new", "--json").json
+
+    assert {each["image"] for each in result["images"]} == {f"{SPLIT}:{key}" for key in FORGOTTEN}
+    files = {each["place"] for each in result["places"] if each["kind"] == "file"}
+    assert files >= {str(photos / key) for key in FORGOTTEN}
+    assert_names_nothing(tmp_path / "new", {key: (photos / key).read_bytes() for key in FORGOTTEN})
+    add = ("amend", tmp_path / "new", "--add", photos, "--readmit", "--out", tmp_path / "again")
+    assert says("forgotten-no-flag-adds", "3").search(done(*add, code=2).err)
+
+
+def test_listed_line_of_quarantine_finds_its_files(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos, with_copies=False)
+    prepare(photos, tmp_path / "set")
+    (tmp_path / "asked.txt").write_text(f"{PHOTO}\n")
+    words = ("--exclude", tmp_path / "asked.txt", "--out", tmp_path / "set-2")
+    done("amend", tmp_path / "set", *words)
+
+    words = ("--keys", tmp_path / "asked.txt", "--search", tmp_path, "--out", tmp_path / "new")
+    result = done("forget", tmp_path / "set-2", *words, "--exact", "--json").json
+
+    places = {each["place"]: each["kind"] for each in result["places"]}
+    assert places[str(photos / PHOTO)] == "file"
+    assert places[str(tmp_path / "set")] == "parent"
 
 
 @pytest.mark.slow

@@ -156,6 +156,12 @@ def _page(config: ReportConfig, store: Readable) -> str:
         facts.problems.append(str(sheet))
     elif sheet is not None:
         disagreements = _disagreements(config, sheet, facts)
+    if config.source and facts.has_sought and not facts.has_found:
+        print(
+            f"--source {config.source}: no image of the dataset was found there, so the page shows "
+            "no originals",
+            file=sys.stderr,
+        )
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, listed at the top of the page", file=sys.stderr)
@@ -230,10 +236,12 @@ def _facts(config: ReportConfig, dataset: str, store: Readable) -> DatasetFacts:
     from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_readable
 
+    source = open_readable(config.source) if config.source else None
+    if source is not None and source.as_folder is not None and not source.as_folder.root.is_dir():
+        raise UsageError(f"--source {config.source}: there is no such folder")
     checked = verify.verify(
         verify.VerifyConfig(dataset=dataset, level=config.level, workers=config.workers)
     )
-    source = open_readable(config.source) if config.source else None
     opened = open_dataset(store, parts=True, check=False)
     return facts.gather(opened, checked["problems"], source)
 

@@ -39,7 +39,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         if self.remote:
-            imports.require_modules("beam", "options after -- need Apache Beam", "apache_beam")
+            imports.require_modules("beam", "Apache Beam", "apache_beam")
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: the options after -- do not contain a --runner. To "

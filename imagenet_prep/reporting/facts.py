@@ -102,6 +102,8 @@ class DatasetFacts:
     seconds_of: dict[str, float] = field(default_factory=dict)  # sum of all workers, by stage
     source: Readable | None = None  # store of the source, if known
     source_files: dict[str, str] = field(default_factory=dict)  # paths of archives, by name
+    has_sought: bool = False  # whether a source image was needed
+    has_found: bool = False  # whether one was read
     replicas: list[ReplicaNote] = field(default_factory=list)  # the last entry for each location
 
     @property
@@ -189,14 +191,19 @@ class DatasetFacts:
         named = {source.name for source in self.manifest.sources}
         if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
             return None
-        store, name = self.source, archive
+        self.has_sought = True
+        # A folder of images may be given itself, also under a new name.
+        inside = (archive.removeprefix(f"{name}/") for name in named)
+        places = [(self.source, path) for path in dict.fromkeys([archive, *inside])]
         if archive in self.source_files:
             path = Path(self.source_files[archive])
-            store = LocalStore(path.parent)
-            name = path.name
-        with contextlib.suppress(DataDamagedError, StoreError, OverflowError, ValueError):
-            data = store.read(name, offset, size) if store else b""
-            return data if len(data) == size else None
+            places = [(LocalStore(path.parent), path.name)]
+        for store, name in places:
+            with contextlib.suppress(DataDamagedError, StoreError, OverflowError, ValueError):
+                data = store.read(name, offset, size) if store else b""
+                if len(data) == size:
+                    self.has_found = True
+                    return data
         return None
 
 

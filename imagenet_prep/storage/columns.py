@@ -480,7 +480,7 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
         raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
     identity, reason = _identity(signed, data, path.read_bytes())
     if identity is None:
-        _refuse_public_key(signers, path.read_bytes())
+        _require_signers(signers, path.read_bytes())
         raise DataDamagedError(
             f"{where}: not a valid signature of {name} by a key in {signers} (ssh-keygen: "
             f"{reason}). {remedy}"
@@ -488,14 +488,20 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
     return identity
 
 
-def _refuse_public_key(signers: str, allowed: bytes) -> None:
-    """Raises UsageError if a line of the file lacks the name of the signer."""
-    for number, line in enumerate(allowed.splitlines(), start=1):
+def _require_signers(signers: str, allowed: bytes) -> None:
+    """Raises UsageError if a line of the file lacks the name of the signer, or no line has one."""
+    lines = allowed.splitlines()
+    for number, line in enumerate(lines, start=1):
         if _KEY_TYPE.match(line):
             raise UsageError(
                 f"--signers {signers}: line {number} has no name before the key, as in a public "
                 "key. Expected: NAME KEY-TYPE KEY, such as lab@example.org ssh-ed25519 AAAA..."
             )
+    if not any(_KEY_TYPE.search(line) for line in lines if not line.lstrip().startswith(b"#")):
+        raise UsageError(
+            f"--signers {signers}: has no line with the name and the public key of a signer, such "
+            "as lab@example.org ssh-ed25519 AAAA..."
+        )
 
 
 def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:

@@ -303,8 +303,8 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
         # The folder of a training run has a .work, too.
         if schema.WORK in listed and schema.TRAINING_LOG not in listed:
             raise IncompleteError(
-                f"{where}: no {schema.MANIFEST} yet, because a run has not finished. Run the same "
-                "command again to resume."
+                f"{where}: no {schema.MANIFEST} yet, because the run that writes it has not "
+                "finished. Run its command again to resume it."
             )
         raise UsageError(
             f"{where}: not a dataset of imagenet-prep (no {schema.MANIFEST}). To make one from "

@@ -373,6 +373,14 @@ def test_public_key_without_a_name_is_explained(place: Path, name: str) -> None:
         signer(place)
 
 
+@pytest.mark.parametrize("text", [b"", b"\n", b"# the lab\n", b"lab@example.org\n", None])
+def test_file_without_signers_is_a_usage_error(place: Path, text: bytes | None) -> None:
+    private_key = (place / "good").read_bytes()
+    (place / "signers").write_bytes(private_key if text is None else text)
+    with pytest.raises(UsageError, match=says("signers-no-line-name-public")):
+        signer(place)
+
+
 def test_signature_above_16_kb_is_not_read(place: Path) -> None:
     """OpenSSH ignores blanks after a signature."""
     path = place / "set" / schema.SIGNATURE

@@ -31,6 +31,7 @@ from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, disk, flip_bit
 from tests.kit.hostile import manifests
+from tests.kit.layouts import write
 from tests.kit.messages import says, wording
 from tests.kit.pages import labels
 from tests.kit.photographs import photograph
@@ -234,6 +235,35 @@ def test_seed_decides_the_sample(small: Demo, written: Report) -> None:
     assert first == again
     assert pairs(first) != pairs(other)
     assert pairs(data(written(small.out))) == [], "no note, and no flag"
+
+
+def test_source_may_be_the_folder_of_photographs(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for number in range(4):
+        write(photos / "cat" / f"{number}.jpg", photograph(60, 80, number))
+    out = tmp_path / "set"
+    assert command.run("prepare", photos, out, "--short-side", "32").code == 0
+    moved = photos.rename(tmp_path / "moved")
+
+    def run(source: Path) -> tuple[command.Finished, bool]:
+        result = command.run("report", out, "--source", source, "--out", tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text("utf-8")
+        return result, any(tile["before"] for tile in data(page)["tiles"])
+
+    result, is_shown = run(moved)
+    assert (result.code, result.err, is_shown) == (0, "", True)
+    result, is_shown = run(out)
+    assert (result.code, is_shown) == (0, False)
+    assert says("source-no-image-dataset-found", out).search(result.err)
+
+
+def test_missing_source_is_reported_before_the_check(copy: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = command.run("report", copy, "--source", tmp_path / "no", "--out", page)
+
+    assert result.code == 2
+    assert says("source-no-such-folder-2", tmp_path / "no").search(result.err)
+    assert not page.exists()
 
 
 def test_dataset_without_work_folder_gets_a_report(copy: Path, report: Report) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urlsplit
 
 from imagenet_prep.core import program, small_files, terminal
 from imagenet_prep.core.address import is_remote
@@ -164,7 +165,8 @@ def run(config: ShowConfig) -> int:
         return _show_run(config, log)
     if config.finds_images:
         return _show_images(config)
-    if _is_set(config.dataset):
+    is_bucket = is_remote(config.dataset) and not urlsplit(config.dataset).path.strip("/")
+    if is_bucket or _is_set(config.dataset):
         return _show_set(config)
     if config.image is not None and config.out is not None:
         return _write_image(config.dataset, config.image, Path(config.out))

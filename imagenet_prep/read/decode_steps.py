@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.read.backend import CONVERTERS, Backend
 from imagenet_prep.read.batch import Batch
 from imagenet_prep.read.config import ReadConfig
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _IGNORED = -100  # PyTorch's cross_entropy ignores this label by default
+
+
+def require_last_loop(last: object, loop: object) -> None:
+    """Raises UsageError if a newer loop has begun: both would yield the same batches."""
+    if last is not loop:
+        raise UsageError(
+            "a newer loop over this reader has begun, and yields the remaining batches. Use one "
+            "loop at a time, or a second reader."
+        )
 
 
 class Diagnosis:

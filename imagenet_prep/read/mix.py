@@ -22,7 +22,7 @@ from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.read.backend import CONVERTERS, Backend, open_backend
 from imagenet_prep.read.config import ReadConfig, Shown
 from imagenet_prep.read.dataset import make_dataset
-from imagenet_prep.read.decode_steps import as_batch, decoded_steps
+from imagenet_prep.read.decode_steps import as_batch, decoded_steps, require_last_loop
 from imagenet_prep.read.mix_feed import PART, MixFeed, Proportions
 from imagenet_prep.read.reader import Reader
 from imagenet_prep.read.receipt import STATE_VERSION
@@ -39,9 +39,14 @@ class Mixed:
     """What `Mix` and `Alternation` share: the parts, their shares, and the position."""
 
     def __init__(self, parts: Mapping[str, Reader], weights: Mapping[str, float] | None) -> None:
+        if not isinstance(parts, Mapping):
+            raise UsageError(f"parts={parts!r}: expected a dict of readers by name")
         self.parts = dict(parts)
         self.names = tuple(parts)
         self._readers = [*parts.values()]
+        self._loop: object = None  # the last one that began
+        if len({*map(id, self._readers)}) < len(self._readers):
+            raise UsageError("parts: one reader has two names: make a reader for each part")
         for name, reader in parts.items():
             if not reader.feed.config.is_training:
                 raise UsageError(f"part {name!r}: a mix is for training, this reader is not")
@@ -148,6 +153,7 @@ class Mix(Mixed):
 
     def __iter__(self) -> Iterator[Any]:
         require_same_ranks(self._feed.config.rank)
+        self._loop = loop = object()
         steps = self.steps_left
         for read, images, encoded in decoded_steps(
             self._backend,
@@ -157,6 +163,7 @@ class Mix(Mixed):
             self._examples_read,
             steps,
         ):
+            require_last_loop(self._loop, loop)
             self._examples_read = read
             steps -= 1
             if not steps:
@@ -257,9 +264,11 @@ class Alternation(Mixed):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the remaining batches of the epoch."""
+        self._loop = loop = object()
         loops: dict[int, Iterator[Any]] = {}
         part = self._next_part()
         while part is not None:
+            require_last_loop(self._loop, loop)
             reader = self._readers[part]
             if part not in loops or reader.is_at_start:
                 loops[part] = iter(reader)

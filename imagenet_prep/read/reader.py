@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,7 @@ from imagenet_prep.read.backend import (
 )
 from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decode_steps import as_batch, decoded_steps
+from imagenet_prep.read.decode_steps import as_batch, decoded_steps, require_last_loop
 from imagenet_prep.read.feed import EncodedBatch, Feed
 from imagenet_prep.read.order import (
     Appearances,
@@ -213,6 +213,7 @@ class Reader(Generic[Array]):
         self.epoch = 0
         self._examples_read = 0
         self._is_restored = False  # until the first loop after `restore`
+        self._loop: object = None  # the last one that began
         self._process = os.getpid()
 
     @property
@@ -311,8 +312,11 @@ class Reader(Generic[Array]):
         self._own()
         self._examples_read = self._loop_start
         self._is_restored = False
+        self._loop = loop = object()
         steps = self.steps_left
         for read, batch in self._batches(self.epoch, self._examples_read, steps):
+            if self._feed.config.is_training:
+                require_last_loop(self._loop, loop)
             self._examples_read = read
             steps -= 1
             if not steps:
@@ -475,6 +479,8 @@ class Reader(Generic[Array]):
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a valid state."""
         own = self.state()
+        if not isinstance(state, Mapping):
+            raise UsageError(f"state={state!r}: expected the dict that state() returned")
         if state.get("version") != STATE_VERSION:
             raise UsageError(
                 f"the state has version {state.get('version')!r}, but this reader supports "

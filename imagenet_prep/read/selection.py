@@ -323,6 +323,8 @@ def expected_by_class(
         shares = np.ones(num_classes)
         for name, share in weights.items():
             shares[classes.indices([name])] = share
+        if not (shares >= 0).all():
+            raise UsageError(f"weights={weights!r}: expected a weight of at least 0 for each class")
         total = float((shares * counts).sum())
         expected = shares * (len(chosen) / total if total > 0 else math.nan)
     elif weights == "classes":

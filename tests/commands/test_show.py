@@ -409,3 +409,13 @@ def test_columns_of_dataset_and_record_are_shown(reference: Reference, tmp_path:
         refused = command.run("show", root, *flags)
         assert refused.code == 3, refused
         assert "latents/column.json: damaged" in refused.err
+
+
+@pytest.mark.slow
+@pytest.mark.extras
+@pytest.mark.parametrize("end", ["", "/"])
+def test_bucket_without_a_dataset_is_named(prefix: str, s3: Any, end: str) -> None:
+    bucket = "/".join(prefix.split("/")[:3])
+    result = command.run("show", bucket + end, env=s3.environment)
+    assert result.code == 2, result
+    assert says("not-dataset-imagenet-prep-no-make").search(result.err)

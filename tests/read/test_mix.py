@@ -27,6 +27,7 @@ from imagenet_prep.read import (
 )
 from imagenet_prep.read.mix_feed import Proportions
 from tests.kit.dataset import split_records
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import jpeg, picture, plain, write_dataset
@@ -330,6 +331,14 @@ def test_mix_continues_only_with_its_recipes(colours: Path, homogeneous: bool) -
         del part["recipe"]
     with pytest.raises(UsageError, match="recipe"):
         mix().restore(state)
+
+
+def test_parts_are_different_readers_by_name(colours: Path) -> None:
+    reader = make_dataset(colours, "train", 4, 16, backend="native")
+    with pytest.raises(UsageError, match=says("parts-one-reader-two-names")):
+        make_mix({"a": reader, "b": reader})
+    with pytest.raises(UsageError, match=says("parts-expected-dict-readers-name")):
+        make_mix([reader])  # type: ignore[arg-type]
 
 
 def test_mix_continues_with_the_next_epoch(colours: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, make_dataset, selection
+from imagenet_prep.read import Reader, make_dataset, make_mix, selection
 from imagenet_prep.read.decode_steps import Diagnosis
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
@@ -149,6 +149,27 @@ def test_second_loop_continues_an_unfinished_epoch(colours: Path, backend: str) 
 
     assert (len(first), len(rest), reader.epoch) == (2, 3, 1)
     assert sorted(itertools.chain(*first, *rest)) == list(range(NUM_TRAIN))
+
+
+def test_two_training_loops_do_not_repeat_images(colours: Path) -> None:
+    """As in zip(reader, reader), or in a cell of a notebook that uses an older iterator."""
+    reader = reader_of(colours, "train", 10, "native")
+    parts = {name: reader_of(colours, "train", 10, "native", seed=1) for name in "ab"}
+    others = {name: reader_of(colours, "train", 10, "native", seed=1) for name in "ab"}
+    for several in (reader, make_mix(parts), make_mix(others, homogeneous=True)):
+        first = iter(several)
+        next(first)
+        second = iter(several)
+        next(second)
+        with pytest.raises(UsageError, match=says("newer-loop-over-reader-begun")):
+            next(first)
+        next(second)
+
+
+def test_states_of_a_wrong_type_are_refused(colours: Path) -> None:
+    reader = reader_of(colours, "train", 10, "native")
+    with pytest.raises(UsageError, match=says("state-expected-dict-state-returned", "None")):
+        reader.restore(None)  # type: ignore[arg-type]
 
 
 @on_backends(["world", "batch"], [(1, 6)], [(1, 6), (3, 5), (5, 2)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -190,6 +191,13 @@ def test_replicas_in_notes_are_searched_or_only_named(
     assert f"--to {tmp_path}/unfinished --replace" in actions[1]
     assert "--to hosts:HOSTSFILE:/data/set --replace" in actions[3]
     assert "--to s3://bucket/set --replace" in actions[4]
+
+
+def test_printed_commands_can_be_pasted(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    done("replicate", dataset, "--to", tmp_path / "a copy")
+    (found,) = (trace for trace in searched(tmp_path).found if trace.kind == traces.REPLICA)
+    words = shlex.split(found.action.partition(";")[0])
+    assert words[2:] == ["NEW", "--to", str(tmp_path / "a copy"), "--replace"]
 
 
 def test_part_is_searched_without_tables_of_others(
@@ -389,10 +397,10 @@ def test_packed_files_are_named_as_not_opened(
     assert found.problems == []
 
 
-def test_exports_and_caches_of_unknown_datasets_are_ordinary_folders(
+def test_exports_of_unknown_datasets_are_ordinary_folders(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:
-    """Nobody knows whether their archives have the image, and their files are compared."""
+    """Their archives may have the image; their files are compared."""
     root = tmp_path / "search"
     done("resize", "-i", dataset, "-o", tmp_path / "unknown", "-r", "400")
     done("export", tmp_path / "unknown", "--to", "webdataset", "--out", root / "tars")

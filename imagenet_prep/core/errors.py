@@ -188,8 +188,28 @@ def some(items: Sequence[object]) -> str:
     return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
 
 
+def _by_part(value: Any, name: str = "") -> dict[str, Any]:
+    """Returns the values inside dicts and lists of dicts by their path, such as `base.quality`."""
+    items: dict[Any, Any] = {}
+    if isinstance(value, Mapping):
+        items = {**value}
+    elif isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        items = dict(enumerate(value))
+    if not items:
+        return {name: value}
+    parts: dict[str, Any] = {}
+    for key, item in items.items():
+        parts |= _by_part(item, f"{name}.{key}" if name else str(key))
+    return parts
+
+
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Returns a phrase for each setting whose value there differs from that of this command."""
+    """Returns a phrase for each setting whose value there differs from that of this command.
+
+    For settings with parts, such as the list of amendments, only the parts that differ are named.
+    """
+    theirs = _by_part(theirs)
+    ours = _by_part(ours)
 
     def shown(value: object) -> str:
         return "not set" if value is None else repr(value)

@@ -170,6 +170,10 @@ class Target:
             folder = column.folder_name(name)
             names.update(f"{folder}/{file}" for file in self.store.names(folder))
         self.store.remove(*sorted(names - self.names - self._last.keys()))
+        for name in of_store.names(self.store):
+            folder = column.folder_name(name)
+            if not self.store.list_folder(folder):
+                self.store.remove_tree(folder)
         for name in self.store.list_folder(schema.WORK):
             if name.startswith(_HASHES):
                 self.store.remove_tree(f"{schema.WORK}/{name}")

@@ -77,6 +77,17 @@ class ClusterJob(Started):
         )
 
 
+def _require_known(options: Any) -> None:
+    """Raises UsageError for options that Beam would ignore; job servers check their own."""
+    given = options.get_all_options(retain_unknown_options=True)
+    unknown = [f"--{name}" for name in given.keys() - options.get_all_options().keys()]
+    if unknown:
+        raise errors.UsageError(
+            f"Beam's DirectRunner has no option {', '.join(sorted(unknown))}. Correct the options "
+            "after --"
+        )
+
+
 def submit(
     args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path
 ) -> ClusterJob:
@@ -102,6 +113,8 @@ def submit(
             raise errors.UsageError(
                 f"Beam refuses the options after --: {printable(str(error))[:500]}"
             ) from error
+        if runner == "DirectRunner":
+            _require_known(options)
         if isinstance(pipeline.runner, PortableRunner):
             _job_server(pipeline.runner, options, ending)
         build(pipeline)

@@ -7,6 +7,7 @@ import dataclasses
 import fcntl
 import hashlib
 import io
+import operator
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -106,6 +107,10 @@ class ColumnWriter:
           UsageError: an argument is invalid, or differs from the settings of the existing column.
           DataDamagedError: files of the column are damaged.
         """
+        if not isinstance(reader, Mapping | None):
+            raise UsageError(f"reader={reader!r}: expected a dict of arguments for make_dataset")
+        if not isinstance(world, World | None):
+            raise UsageError(f"world={world!r}: expected World(rank, size)")
         options: Json = {"fields": ("images",), **(reader or {})}
         unknown = options.keys() - _OPTIONS
         if unknown:
@@ -412,8 +417,11 @@ def _new_column(
     name: str, dtype: str, shape: Sequence[int], about: Any, view: str, feed: Feed
 ) -> Column:
     """Returns the settings of a column; raises UsageError if one of them is invalid."""
+    for what, text in (("name", name), ("dtype", dtype)):
+        if not isinstance(text, str):
+            raise UsageError(f"column {name!r}: {what}={text!r}: expected a string")
     try:
-        row_shape = tuple(shape)
+        row_shape = tuple(map(operator.index, shape))
     except TypeError:
         raise UsageError(
             f"column {name!r}: shape={shape!r}: expected a list of numbers, such as (4, 32, 32)"

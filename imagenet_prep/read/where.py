@@ -63,7 +63,7 @@ class Where:
     def __init__(self, text: str) -> None:
         """Parses an expression; raises UsageError if it has anything else in it."""
         if not isinstance(text, str):
-            raise UsageError(f"where={text!r}: expected a string such as 'width >= 512'")
+            raise UsageError(f"where={text!r}: expected a string, such as 'width >= 512'")
         if len(text) > _MOST_CHARACTERS:
             raise UsageError(
                 f"where= has {len(text):,} characters, expected at most {_MOST_CHARACTERS:,}. "

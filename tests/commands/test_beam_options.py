@@ -43,6 +43,11 @@ def words_of(verb: str, reference: Reference, out: Path) -> Sequence[str]:
             1,
             says("job-server-cannot-started-beam", "FlinkRunner"),
         ),
+        (
+            ["--runner=DirectRunner", "--direct_num_worker=8"],
+            2,
+            says("beam-s-directrunner-no-option", "--direct_num_worker"),
+        ),
         (["--runner=NoRunner"], 2, says("beam-refuses-options-after", "NoRunner")),
         (["--runner=no.such.Runner"], 2, says("beam-refuses-options-after", "No module")),
         (["--runner=DataflowRunner"], 2, says("beam-refuses-options-after")),

@@ -121,3 +121,16 @@ def test_trainer_and_reader_name_a_python_with_tensorflow(
         errors.UsageError, match=says("not-installed-2", "'tfdata': TensorFlow", "use Python 3")
     ):
         backend.choose_backend(wanted)
+
+
+def test_only_the_parts_of_settings_that_differ_are_named() -> None:
+    step = {"parent": "a", "relabel": {"images": 1, "sha256": "b"}}
+    other = {**step, "relabel": {"images": 2, "sha256": "b"}}
+    theirs = {"amendments": [step, step], "splits": ["train"], "quality": 90}
+    ours = {"amendments": [step, other], "splits": ["train", "holdout"], "quality": 90}
+
+    assert errors.differences(theirs, ours) == [
+        "amendments.1.relabel.images is 1 there, 2 here",
+        "splits is ['train'] there, ['train', 'holdout'] here",
+    ]
+    assert errors.differences(theirs, theirs) == []

@@ -55,6 +55,7 @@ def test_only_the_flag_replaces_an_older_version(
     assert contents(to) == contents(new)
     names = {path.name for path in to.rglob("*") if path.is_file()}
     assert not names & {"column.json", "dataset.json.sig", "x.rows", "older.json"}
+    assert not (to / "columns/mine").exists()
     done("verify", to, "--level", "decode")
     done("replicate", new, "--to", to, "--check")
 

@@ -123,7 +123,7 @@ def test_trainer_and_reader_name_a_python_with_tensorflow(
         backend.choose_backend(wanted)
 
 
-def test_only_the_parts_of_settings_that_differ_are_named() -> None:
+def test_only_differing_parts_of_settings_are_named() -> None:
     step = {"parent": "a", "relabel": {"images": 1, "sha256": "b"}}
     other = {**step, "relabel": {"images": 2, "sha256": "b"}}
     theirs = {"amendments": [step, step], "splits": ["train"], "quality": 90}

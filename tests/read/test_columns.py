@@ -406,33 +406,6 @@ def test_kept_rows_are_reported(damaged: Path, caplog: pytest.LogCaptureFixture)
     assert re.search(said, line)
 
 
-def test_shape_must_be_a_list(damaged: Path) -> None:
-    shape: Any = 3
-    with pytest.raises(UsageError, match=says("column-shape-expected-list-numbers", ..., "3")):
-        ColumnWriter(damaged, "train", NAME, shape, "int32", batch_size=8)
-    assert not (damaged / "columns").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"name": 3}, says("column-expected-string", "3", "name", "3")),
-        ({"dtype": np.dtype("int32")}, says("column-expected-string", ..., "dtype")),
-        ({"dtype": np.int32}, says("column-expected-string", ..., "dtype")),
-        ({"shape": (2.0,)}, says("column-shape-expected-list-numbers", ..., "(2.0,)")),
-        ({"reader": "key"}, says("reader-expected-dict-arguments-make_dataset", "key")),
-        ({"world": (0, 1)}, says("world-expected-world-rank-size", "(0, 1)")),
-    ],
-)
-def test_settings_of_wrong_types_are_refused(
-    damaged: Path, given: dict[str, Any], said: re.Pattern[str]
-) -> None:
-    settings: dict[str, Any] = {"name": NAME, "shape": (3,), "dtype": "int32", "batch_size": 8}
-    with pytest.raises(UsageError, match=said):
-        ColumnWriter(damaged, "train", **{**settings, **given})
-    assert not (damaged / "columns").exists()
-
-
 def test_only_a_removed_file_is_computed_again(marked: Path, copy: Path) -> None:
     (copy / column.file_name(NAME, SHARD)).unlink()
     assert write(copy) == TRAIN[1]

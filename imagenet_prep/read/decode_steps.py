@@ -27,10 +27,10 @@ _IGNORED = -100  # PyTorch's cross_entropy ignores this label by default
 
 
 def require_last_loop(last: object, loop: object) -> None:
-    """Raises UsageError if a newer loop has begun: both would yield the same batches."""
+    """Raises UsageError if a newer loop has started: both would yield the same batches."""
     if last is not loop:
         raise UsageError(
-            "a newer loop over this reader has begun, and yields the remaining batches. Use one "
+            "a newer loop over this reader has started, and yields the remaining batches. Use one "
             "loop at a time, or a second reader."
         )
 

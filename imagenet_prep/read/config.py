@@ -202,6 +202,11 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
         self._check_sizes()
         _ = self.shown  # refuses sizes and crops that are invalid or contradict the recipe
+        if self.array_dtype == "uint8" and (self.mean, self.std) != (None, None):
+            raise UsageError(
+                "mean= and std=: images of uint8 are not normalised. Remove both, or choose "
+                "dtype='float32'"
+            )
         try:
             AddressKind.ANYWHERE.check("data_dir", self.location)
         except ValueError as error:

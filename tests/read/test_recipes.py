@@ -66,6 +66,8 @@ def random_of(recipe: CropRecipe, height: int, width: int) -> Any:
         ({"mean": (1, 2)}, ("mean", "(1, 2)")),
         ({"std": (1, 0, 1)}, ("std", "(1, 0, 1)")),
         ({"std": 3}, ("std", "3")),
+        ({"mean": (1, 2, 3), "dtype": "uint8"}, ("mean", "uint8", "float32")),
+        ({"std": (9, 9, 9), "recipe": "adm"}, ("std", "uint8")),
         ({"filter": "bicubic", "antialias": False}, ("bicubic", "antialias")),
         ({"recipe": "timm", "antialias": False}, ("random", "antialias")),
         ({"recipe": "cifar10", "area": (0.5, 1)}, ("cifar10", "area")),

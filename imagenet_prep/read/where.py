@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 NAMES = column.CONDITIONS
 SIDES = NAMES[:3]
 _CLASS = "class_"  # `class` is a keyword of Python
-# The keyword, or a comment or string, in which the word is none.
+# The keyword, or a string, in which the word is none.
 _CLASS_OR_TEXT = re.compile(
-    r"\bclass\b|#[^\n]*"
+    r"\bclass\b"
     r'|"""(?:\\.|[^\\])*?"""'
     r"|'''(?:\\.|[^\\])*?'''"
     r'|"(?:\\.|[^"\\\n])*"'

@@ -183,6 +183,7 @@ def test_everything_else_is_refused(scenes: Path, where: str, fact: str) -> None
     [
         ("class == 'the class'", "the class"),
         ("class == 'it\\'s class'", "it's class"),
+        ("class == 'class \\'x'", "class 'x"),
         ('class == "a \\"class\\""', 'a "class"'),
         ("class == '''it's class'''", "it's class"),
         ('class == """a "class" """', 'a "class" '),
@@ -191,7 +192,7 @@ def test_everything_else_is_refused(scenes: Path, where: str, fact: str) -> None
     ],
 )
 def test_keyword_in_a_string_is_kept(where: str, expected: str) -> None:
-    values = ["the class", "it's class", 'a "class"', 'a "class" ', "b", "class_"]
+    values = ["the class", "it's class", "class 'x", 'a "class"', 'a "class" ', "b", "class_"]
     found = Where(where)({"class": np.array(values)}, len(values))
     assert found.tolist() == [value == expected for value in values]
 

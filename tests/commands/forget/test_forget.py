@@ -223,6 +223,23 @@ def test_excluded_copies_are_found_in_older_version(tmp_path: Path, kept: str) -
     assert says("forgotten-no-flag-adds", "3").search(done(*add, code=2).err)
 
 
+@pytest.mark.slow
+def test_damage_of_an_older_version_is_named(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    write_photos(photos)
+    prepare(photos, tmp_path / "set")
+    asked = tmp_path / "asked.txt"
+    asked.write_text("\n".join(key for key in FORGOTTEN if key != PHOTO))
+    done("amend", tmp_path / "set", "--exclude", asked, "--out", tmp_path / "set-2")
+    shard = tmp_path / "set/train-00000-of-00002"
+    faults.flip_bit(shard, 1000)
+
+    words = ("forget", tmp_path / "set-2", "--image", photos / PHOTO, "--search", tmp_path)
+    result = done(*words, "--out", tmp_path / "new", "--dry-run", "--json", code=4).json
+
+    assert [problem for problem in result["problems"] if str(shard) in problem]
+
+
 def test_listed_line_of_quarantine_finds_its_files(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     write_photos(photos, with_copies=False)

@@ -147,6 +147,7 @@ WRONG_TYPES: list[tuple[str, dict[str, Any]]] = [
     ("prepare", {"source": None}),
     ("amend", {"exclude": ["cat/1.jpg"]}),
     ("replicate", {"bandwidth_limit": "1"}),
+    ("replicate", {"bandwidth_limit": True}),
     ("export", {"columns": "captions"}),
     ("forget", {"image": "anna.jpg"}),
     ("forget", {"search": [3]}),
@@ -175,9 +176,22 @@ def test_values_may_be_paths_and_integers_of_numpy(reference: Reference, tmp_pat
         output_dir=str(tmp_path / "small"),
         short_side=np.int64(32),  # type: ignore[arg-type]
         splits=["validation"],  # type: ignore[arg-type]
+        max_bad=None,
     )
 
     assert made["splits"].keys() == {"validation"}
+
+
+def test_tuples_are_lists_and_integers_are_numbers(reference: Reference, tmp_path: Path) -> None:
+    (replica,) = verbs.replicate(
+        str(reference.out),
+        to=str(tmp_path / "copy"),
+        columns=("none",),
+        bandwidth_limit=5,
+        dry_run=True,
+    )["replicas"]
+
+    assert replica["lacking_bytes"] > 0
 
 
 def test_problems_are_notes_of_the_error(prepared: Path) -> None:

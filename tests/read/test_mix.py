@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -254,12 +254,12 @@ def test_parts_are_spread_over_the_epoch() -> None:
         assert of_epoch[begin : begin + 1_000].mean() == pytest.approx(0.2, abs=0.05)
 
 
-def changed(**settings: Any) -> Callable[[Path], Any]:
+def changed(shared: Mapping[str, Any] = {}, **settings: Any) -> Callable[[Path], Any]:
     """Returns a function that makes parts of which the second has other settings."""
 
     def make(root: Path) -> Any:
-        own = {key: value for key, value in settings.items() if key != "shared"}
-        return parts(root, 2) | {"b": parts(root, **{"batch": 2} | own)["b"]}
+        own = {"batch": 2, **shared, **settings}
+        return parts(root, 2, **shared) | {"b": parts(root, **own)["b"]}
 
     return make
 
@@ -273,7 +273,7 @@ def changed(**settings: Any) -> Callable[[Path], Any]:
         (changed(layout="NCHW"), "layout='NCHW'"),
         (changed(image_size=20), "images="),
         (changed(filter="bicubic"), "images="),
-        (changed(mean=(1.0, 2.0, 3.0)), "images="),
+        (changed({"dtype": "float32"}, mean=(1.0, 2.0, 3.0)), "images="),
         (changed(views=2), "images="),
         (changed(colour=True), "colour=True"),
         (changed(world=World(0, 2)), "world="),

@@ -166,6 +166,15 @@ def test_two_training_loops_do_not_repeat_images(colours: Path) -> None:
         next(second)
 
 
+def test_loops_of_an_evaluation_are_independent(colours: Path) -> None:
+    reader = reader_of(colours, "validation", 10, "native", fields=("number",))
+    alone = [batch["number"].tolist() for batch in reader]
+    both = [
+        (a["number"].tolist(), b["number"].tolist()) for a, b in zip(reader, reader, strict=True)
+    ]
+    assert both == [*zip(alone, alone, strict=True)]
+
+
 def test_states_of_a_wrong_type_are_refused(colours: Path) -> None:
     reader = reader_of(colours, "train", 10, "native")
     with pytest.raises(UsageError, match=says("state-expected-dict-state-returned", "None")):

@@ -53,6 +53,9 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
     config, others = parse_known(EveryVerb, words[:end], verb=verb)
     if config.log_format is not None:
         os.environ[terminal.LOG_FORMAT] = config.log_format
+    log_format = os.environ.get(terminal.LOG_FORMAT, "text")
+    if log_format not in ("text", "json"):
+        raise UsageError(f"{terminal.LOG_FORMAT}={log_format!r}: expected text or json")
     if config.metrics_file is not None:
         path = Path(config.metrics_file).expanduser().absolute()
         if path.is_dir() or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):

@@ -217,6 +217,8 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             )
 
     def _require_types(self) -> None:
+        if not isinstance(self.data_dir, str | os.PathLike):
+            raise UsageError(f"data_dir={self.data_dir!r}: expected a path or an address")
         for name in _INTEGERS:
             number = getattr(self, name)
             if number is None and name == "shuffle_window":

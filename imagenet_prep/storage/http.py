@@ -292,10 +292,10 @@ def _total_size(response: requests.Response) -> int | None:
 COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
 TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - the variable's name, not the token
 HOW_TO_LOG_IN = (
-    "Log in at image-net.org, accept the terms, save the browser's cookies as a Netscape "
-    f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put your login and password into "
-    f"~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443). "
-    "Credentials are sent only over https://."
+    "If the server needs a login: log in with a browser (and accept the terms of image-net.org), "
+    f"save its cookies as a Netscape cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put "
+    f"your login and password into ~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN "
+    "(HOST:PORT=TOKEN if the port is not 443). Credentials are sent only over https://."
 )
 # HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
 _BOUND_TOKEN = re.compile(

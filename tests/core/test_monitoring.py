@@ -95,6 +95,16 @@ def test_each_line_of_stderr_is_an_object(tmp_path: Path, spelled: list[str]) ->
     assert all(re.fullmatch(stamp, each["time"]) for each in found)
 
 
+def test_unknown_log_format_of_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGENET_PREP_LOG_FORMAT", "xml")
+    refused = ended(tmp_path, "lines")
+    assert refused.returncode == 2
+    assert says("expected-text-json", "IMAGENET_PREP_LOG_FORMAT", "'xml'").search(refused.stderr)
+    assert ended(tmp_path, "lines", "--log-format", "text").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "kind", "message", "remedy"),
     [

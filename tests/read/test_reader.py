@@ -378,6 +378,12 @@ def test_error_without_a_damaged_image_is_raised() -> None:
     assert raised.value is error
 
 
+@pytest.mark.parametrize("data_dir", [None, b"set", 3])
+def test_only_a_path_or_an_address_is_opened(data_dir: Any) -> None:
+    with pytest.raises(UsageError, match=says("data_dir-expected-path-address")):
+        make_dataset(data_dir, "train", 8)
+
+
 @pytest.mark.parametrize("address", ["s3:/bucket/set", "https:/host/set"])
 def test_addresses_with_one_slash_get_advice(address: str) -> None:
     with pytest.raises(UsageError, match=says("address-no-host-bucket")):

@@ -29,7 +29,6 @@ from tests.kit.training import (
     arrays_of,
     assert_same_bits,
     end_at_step,
-    make_shades,
     rows,
 )
 
@@ -372,14 +371,6 @@ def test_an_evaluation_has_the_time_of_its_checkpoint(train: Train, tmp_path: Pa
 
     first, second = rows(tmp_path / "run", "evaluation")
     assert second["checkpoint_time_utc"] == first["checkpoint_time_utc"]
-
-
-def test_run_is_not_evaluated_with_other_labels(train: Train, tmp_path: Path) -> None:
-    train(tmp_path / "run", num_epochs=0.2)
-    other = make_shades(tmp_path / "other", classes=(1, 0, 2, 3))
-
-    with pytest.raises(UsageError):
-        train(tmp_path / "run", num_epochs=0.2, evaluate=True, data_dir=str(other))
 
 
 def test_a_split_without_batches_ends_the_run(

@@ -67,7 +67,7 @@ class AddressKind(enum.Enum):
             )
         if self is AddressKind.FILE and text.endswith("/"):
             raise ValueError(f"{name} {text}: the name of a folder, expected that of a file")
-        if self in (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET, AddressKind.RUN):
+        if self in (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET):
             existing = next(filter(os.path.lexists, (path, *path.parents)), path)
             if os.path.lexists(existing) and not existing.is_dir():
                 raise ValueError(

@@ -92,14 +92,13 @@ def written(verb: str, data: Path, out: Path | str) -> list[str | Path]:
         "replicate": ["replicate", data, out],
         "duplicates": ["duplicates", data, "--out", out],
         "download": ["download", "--into", out, "--base-url", data, "--what", "mnist"],
-        "train": ["train", "--synthetic", "--log-dir", out],
     }[verb]
 
 
 VERBS = ("prepare", "resize", "amend", "adopt", "rewrite", "export", "replicate")
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "duplicates", "download", "train"])
+@pytest.mark.parametrize("verb", [*VERBS, "duplicates", "download"])
 def test_output_that_cannot_be_a_folder_is_refused(sound: Path, tmp_path: Path, verb: str) -> None:
     file, loop, broken = (tmp_path / name for name in ("file", "loop", "broken"))
     file.write_text("mine")

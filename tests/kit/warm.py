@@ -59,6 +59,7 @@ VERBS = (
 )
 PROGRAM = "imagenet_prep.__main__:main"
 
+_MOST_S_TO_DIE = 60.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -201,6 +202,7 @@ class Warm:
         """Waits for the command's end; kills it where that takes too long."""
         if hung := not self.ended(timeout):
             self.send(signal.SIGKILL)
+            assert self.ended(_MOST_S_TO_DIE), f"a killed command has no end: {self._states()}"
         order = self._hear()
         if self._running >= 0:
             os.close(self._running)
@@ -233,6 +235,12 @@ class Warm:
                 return lines
             time.sleep(0.01)
         return []
+
+    def _states(self) -> list[str]:
+        """Returns command line, state and waiting place of the processes, to find a hang."""
+        server = self._process.pid
+        pids = [server, self.pid, *children(server), *children(self.pid)]
+        return [f"{_command_line(pid)}: {_state(pid)} {_waits_in(pid)}" for pid in pids]
 
     def _ask(self, what: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
@@ -267,6 +275,13 @@ def _command_line(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return f"{pid} {b' '.join(words).decode(errors='replace')[:200]}"
     return str(pid)
+
+
+def _waits_in(pid: int) -> str:
+    """Returns the function of the kernel in which a process waits."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text()
+    return ""
 
 
 def _serve(modules: Sequence[str]) -> None:

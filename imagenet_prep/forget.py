@@ -86,9 +86,7 @@ def forget(config: ForgetConfig) -> Json:
     def compare(older: Dataset) -> None:
         images.add_excluded_copies(found, dataset, older, workers, quiet=config.json)
 
-    search = TraceSearch(dataset, found.sizes, config.search, config.out)
-    if not config.exact:
-        search.compare = compare
+    search = TraceSearch(dataset, found.sizes, config.search, config.out, compare)
     traces = search.run()
     result: Json = {
         "dataset": dataset.where,

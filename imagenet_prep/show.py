@@ -165,8 +165,7 @@ def run(config: ShowConfig) -> int:
         return _show_run(config, log)
     if config.finds_images:
         return _show_images(config)
-    is_bucket = is_remote(config.dataset) and not urlsplit(config.dataset).path.strip("/")
-    if is_bucket or _is_set(config.dataset):
+    if _is_set(config.dataset):
         return _show_set(config)
     if config.image is not None and config.out is not None:
         return _write_image(config.dataset, config.image, Path(config.out))
@@ -181,7 +180,8 @@ def _is_set(place: str) -> bool:
 
     if not is_remote(place):
         return Path(place).expanduser().is_dir()
-    return open_readable(place).size(schema.MANIFEST) is not None
+    is_bucket = not urlsplit(place).path.strip("/")
+    return is_bucket or open_readable(place).size(schema.MANIFEST) is not None
 
 
 def _show_run(config: ShowConfig, log: Path) -> int:

@@ -30,6 +30,7 @@ from imagenet_prep.core import address, errors
 from imagenet_prep.core.address import AddressKind as AddressKind
 from imagenet_prep.core.errors import UsageError
 
+LOG_FORMATS = ("text", "json")
 # The column of the help at which the explanations of flags start.
 _COLUMN = 30
 # The manual page of each verb that has no page with its own name.
@@ -343,7 +344,7 @@ class EveryVerb(Settings):
     """The flags that every verb has; `monitoring.begin` applies them."""
 
     log_format: str | None = optional(
-        choices=("text", "json"), help="format of the lines on stderr (default: text)"
+        choices=LOG_FORMATS, help="format of the lines on stderr (default: text)"
     )
     metrics_file: str | None = optional(
         place=AddressKind.FILE, help="write Prometheus metrics to this file at the end"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from imagenet_prep.core import limits, small_files, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import EveryVerb, parse_known
+from imagenet_prep.core.flags import LOG_FORMATS, EveryVerb, parse_known
 from imagenet_prep.core.small_files import FileKind
 from imagenet_prep.core.strict_json import Json
 
@@ -54,7 +54,7 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
     if config.log_format is not None:
         os.environ[terminal.LOG_FORMAT] = config.log_format
     log_format = os.environ.get(terminal.LOG_FORMAT, "text")
-    if log_format not in ("text", "json"):
+    if log_format not in LOG_FORMATS:
         raise UsageError(f"{terminal.LOG_FORMAT}={log_format!r}: expected text or json")
     if config.metrics_file is not None:
         path = Path(config.metrics_file).expanduser().absolute()

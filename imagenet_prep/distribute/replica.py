@@ -166,12 +166,11 @@ class Target:
         old = manifest.loads(older, self.store.where(_OLDER))
         names = {file.name for file in old.files_of(old.splits)}
         names.add(schema.SIGNATURE)
-        for name in of_store.names(self.store):
-            folder = column.folder_name(name)
+        folders = [column.folder_name(name) for name in of_store.names(self.store)]
+        for folder in folders:
             names.update(f"{folder}/{file}" for file in self.store.names(folder))
         self.store.remove(*sorted(names - self.names - self._last.keys()))
-        for name in of_store.names(self.store):
-            folder = column.folder_name(name)
+        for folder in folders:
             if not self.store.list_folder(folder):
                 self.store.remove_tree(folder)
         for name in self.store.list_folder(schema.WORK):

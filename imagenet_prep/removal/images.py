@@ -43,7 +43,8 @@ class FoundImages:
       how: how each image was found: LISTED, or a kind of duplicate.
       lines: images, as (split, key), that only quarantine.jsonl names.
       sizes: the sizes of all known files of the images, by sha256.
-      pictures: the files and the images, decoded for the comparison with further datasets.
+      pictures: the files and the images, decoded for the comparison with further datasets; none
+        if only equal bytes are copies.
       problems: sentences about images that could not be compared.
     """
 
@@ -170,12 +171,14 @@ def add_excluded_copies(
     quiet: bool,
 ) -> None:
     """Adds images that `dataset` has excluded, if an older version proves that they are copies."""
+    if not found.pictures:
+        return
     excluded = {
         (line.split, line.key): line
         for line in dataset_store.incidents(dataset.store, dataset.manifest)
         if line.action == EXCLUDED and not line.salt and (line.split, line.key) not in found.lines
     }
-    if not excluded or not found.pictures:
+    if not excluded:
         return
     result = copies.find_copies(older, found.pictures, workers, quiet=quiet)
     found.problems += result.problems

@@ -197,8 +197,10 @@ class TraceSearch:
     def not_opened(self) -> list[str]:
         """The archives and other packed files in the searched folders, which are not read."""
         packed = {*self._packed_sources}
+        # The folder of a reader's cache is named after its dataset.
+        caches = {digest[:16] for digest in self._known}
         for folder in self._folders.values():
-            is_cache = folder.where.rpartition("/")[2] in self._cache_names
+            is_cache = folder.where.rpartition("/")[2] in caches
             if schema.MANIFEST in folder.files or self._is_exported(folder) or is_cache:
                 continue
             packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
@@ -458,11 +460,6 @@ class TraceSearch:
     def _known(self) -> set[str]:
         """The digests of the datasets of which the images are known."""
         return self._seen | self._ancestors
-
-    @property
-    def _cache_names(self) -> set[str]:
-        """The names of folders of a reader's cache, each named after its dataset."""
-        return {digest[:16] for digest in self._known}
 
     def _of_export(self, folder: _Folder, name: str) -> Iterator[Trace]:
         note = self._exports.get((folder.where, name))

@@ -26,6 +26,7 @@ from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import Interface
+from tests.kit import dropouts
 from tests.kit.installed import Installed
 from tests.kit.lengths import long_except
 from tests.kit.limits import Limits
@@ -396,22 +397,7 @@ def test_masked_images_do_not_change_a_tensorflow_step(
 def test_each_rank_has_its_own_dropout_masks(tf: Any) -> None:
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
-    config = TrainConfig(synthetic=True, model="mnist", image_size=16, batch_size=4)
-    learner = TensorFlowLearner(config)
-    learner.build(recipe.resolve(config, 1, 64, 4), jit=False)
-    begin = learner.values()
-    images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
-    batch = {
-        "images": images,
-        "class_index": np.arange(4, dtype=np.int32),
-        "mask": np.ones(4, bool),
-    }
-    losses = []
-    for rank, number in ((0, 5), (1, 5), (1, 5), (0, 6)):
-        learner.assign(begin)
-        learner.comm.world = World(rank, 2)
-        values, _ = learner.step(number, batch, 0.0, asks=False)
-        losses.append(float(values[0]))
+    losses = dropouts.losses("tensorflow", TensorFlowLearner, [(0, 5), (1, 5), (1, 5), (0, 6)])
 
     assert losses[1] == losses[2]
     assert len(set(losses)) == 3

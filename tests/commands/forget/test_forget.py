@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -200,15 +201,21 @@ def test_advice_keeps_other_files_of_the_folder(tmp_path: Path) -> None:
     assert place["action"].endswith(f"Then delete the dataset in {dataset}, {kept}")
 
 
+def excluded(root: Path, keys: Collection[str], **how: Any) -> Path:
+    """Makes a dataset `set` of photographs, and `set-2` without some; returns the photographs."""
+    photos = root / "photos"
+    write_photos(photos, **how)
+    prepare(photos, root / "set")
+    asked = root / "asked.txt"
+    asked.write_text("\n".join(keys))
+    done("amend", root / "set", "--exclude", asked, "--out", root / "set-2")
+    return photos
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [PHOTO, ""])
 def test_excluded_copies_are_found_in_older_version(tmp_path: Path, kept: str) -> None:
-    photos = tmp_path / "photos"
-    write_photos(photos)
-    prepare(photos, tmp_path / "set")
-    asked = tmp_path / "asked.txt"
-    asked.write_text("\n".join(key for key in FORGOTTEN if key != kept))
-    done("amend", tmp_path / "set", "--exclude", asked, "--out", tmp_path / "set-2")
+    photos = excluded(tmp_path, {*FORGOTTEN} - {kept})
     picture = tmp_path / "sent.jpg"
     picture.write_bytes(jpeg(Image.open(photos / PHOTO).reduce(2), 60))
 
@@ -225,12 +232,7 @@ def test_excluded_copies_are_found_in_older_version(tmp_path: Path, kept: str) -
 
 @pytest.mark.slow
 def test_damage_of_an_older_version_is_named(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    write_photos(photos)
-    prepare(photos, tmp_path / "set")
-    asked = tmp_path / "asked.txt"
-    asked.write_text("\n".join(key for key in FORGOTTEN if key != PHOTO))
-    done("amend", tmp_path / "set", "--exclude", asked, "--out", tmp_path / "set-2")
+    photos = excluded(tmp_path, COPIES)
     shard = tmp_path / "set/train-00000-of-00002"
     faults.flip_bit(shard, 1000)
 
@@ -241,12 +243,7 @@ def test_damage_of_an_older_version_is_named(tmp_path: Path) -> None:
 
 
 def test_listed_line_of_quarantine_finds_its_files(tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    write_photos(photos, with_copies=False)
-    prepare(photos, tmp_path / "set")
-    (tmp_path / "asked.txt").write_text(f"{PHOTO}\n")
-    words = ("--exclude", tmp_path / "asked.txt", "--out", tmp_path / "set-2")
-    done("amend", tmp_path / "set", *words)
+    photos = excluded(tmp_path, [PHOTO], with_copies=False)
 
     words = ("--keys", tmp_path / "asked.txt", "--search", tmp_path, "--out", tmp_path / "new")
     result = done("forget", tmp_path / "set-2", *words, "--exact", "--json").json

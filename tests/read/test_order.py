@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.read.order import Appearances, Order, Steps, mix, stream, unmix
+from tests.kit.bounds import peak_bytes
 
 M64 = (1 << 64) - 1
 
@@ -149,15 +148,6 @@ def test_order_sorts_by_window_and_hash(order: Order, epoch: int, data: st.DataO
         record = number % order.num_records
         places = [p for p, other in enumerate(numbers) if other % order.num_records == record]
         assert order.positions(epoch, record) == places
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_order_needs_memory_for_numbers_only() -> None:

@@ -6,7 +6,6 @@ import base64
 import itertools
 import json
 import shutil
-import tracemalloc
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.receipt import DISCARDED, KEPT, UNSAVED, Receipt, Use, of_run, parse
+from tests.kit.bounds import peak_bytes
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, TRAIN, reader_of, seen
 
@@ -323,14 +323,12 @@ def test_lists_of_chosen_examples_are_not_expanded(colours: Path) -> None:
     bomb = base64.b64encode(zlib.compress(bytes(32 << 20))).decode()
     row = {"kind": "start", "step": 0, "receipt": receipt | {"chosen": bomb}}
     segments = parse([json.dumps(row).encode()], "log")
-    tracemalloc.start()
-    try:
+
+    def refuse() -> None:
         with pytest.raises(DataDamagedError):
             Receipt(segments, TRAIN)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 4 << 20
+
+    assert peak_bytes(refuse) < 4 << 20
 
 
 @pytest.mark.parametrize(

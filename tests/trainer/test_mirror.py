@@ -6,7 +6,6 @@ import hashlib
 import io
 import shutil
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from imagenet_prep.storage import bucket
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from imagenet_prep.trainer import checkpoint, saved
 from imagenet_prep.trainer.config import TrainConfig
+from tests.kit.bounds import peak_bytes
 from tests.kit.command import wait_until
 from tests.kit.limits import Limits
 from tests.kit.messages import says
@@ -178,12 +178,7 @@ def test_large_growing_files_are_uploaded_in_parts(
         put(*arguments)
 
     copy._store.put = put_while_it_grows  # type: ignore[method-assign]
-    tracemalloc.start()
-    try:
-        copy._upload()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    peak = peak_bytes(copy._upload)
 
     assert objects(s3.client(), prefix) == {"train.jsonl": whole}
     assert peak < 4 * bucket.PART_BYTES == len(whole)

@@ -207,7 +207,9 @@ def _to_one(config: ReplicateConfig, source: Original) -> Json:
     elif config.dry_run:
         target.refuse_others()
         wrong = _problems(config, target, target.files)
-        lacking_bytes = sum(file.num_bytes for _, file in wrong)
+        lacking = [file for _, file in wrong]
+        target.require_space(lacking)
+        lacking_bytes = sum(file.num_bytes for file in lacking)
         result = {"problems": [problem for problem, _ in wrong], "lacking_bytes": lacking_bytes}
     else:
         with target.lock():

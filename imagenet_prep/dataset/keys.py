@@ -287,9 +287,10 @@ class KeyList:
             raise UsageError(
                 f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
                 "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
-                "train:n01440764/n01440764_10026.JPEG. A blank at the start or end of a line is "
-                "part of the key. For a list that is applied repeatedly, whose images may already "
-                "be excluded, add --allow-unknown."
+                "train:n01440764/n01440764_10026.JPEG. A key does not contain the path of the "
+                "prepared folder. A blank at the start or end of a line is part of the key. For a "
+                "list that is applied repeatedly, whose images may already be excluded, add "
+                "--allow-unknown."
             )
 
 

@@ -376,8 +376,23 @@ def refuse(dataset: Dataset, out: Store) -> None:
         )
 
 
+def _require_change(job: AmendJob) -> None:
+    """Raises UsageError if the command would change no image."""
+    if job.add and not (job.add.all_members or job.request.lists):
+        raise UsageError(
+            f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
+        )
+    relabel = job.request.relabel
+    if relabel and not relabel.listed.allows_unknown and not job.changes:
+        raise UsageError(
+            f"{relabel.listed.path}: every image that it lists already has this class in "
+            f"{job.dataset.where}, so nothing was written."
+        )
+
+
 def preview(job: AmendJob, store: Store) -> Json:
     """Returns the changes that a run would make."""
+    _require_change(job)
     Output(store, job.wanted).older_files(job.manifest.shard_names)
     return {"amended": {**_summary(job), "emptied": {}, "columns": {}}}
 
@@ -387,10 +402,7 @@ def run(job: AmendJob, store: Store) -> Json:
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
-    if job.add and not (job.add.all_members or job.request.lists):
-        raise UsageError(
-            f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
-        )
+    _require_change(job)
     output = Output(store, job.wanted)
     columns_of_run: dict[str, Json] = {}
     _ = job.columns  # report a damaged column before anything is written

@@ -308,6 +308,14 @@ class Reader(Generic[Array]):
     def __len__(self) -> int:
         return self.steps_per_epoch
 
+    def __repr__(self) -> str:
+        config = self._feed.config
+        return (
+            f"{type(self).__name__}({config.location!r}, {config.split!r}: "
+            f"{counted(self.num_examples, 'example')}, batch_size={config.batch_size}, "
+            f"fields={config.fields})"
+        )
+
     def __iter__(self) -> Iterator[Batch[Array]]:
         self._own()
         self._examples_read = self._loop_start

@@ -57,6 +57,15 @@ def test_training_reads_every_example_once_in_equal_steps(
         assert {len(reader) for reader in readers} == {steps.count}
 
 
+def test_notebook_names_the_reader_of_a_cell(colours: Path) -> None:
+    reader = reader_of(colours, "validation", 4, "tfdata")
+
+    assert repr(reader) == (
+        f"Reader({str(colours)!r}, 'validation': {NUM_VALIDATION} examples, batch_size=4, "
+        f"fields={tuple(next(iter(reader)))})"
+    )
+
+
 @on_backends(
     ["world", "batch"],
     [EMPTY_RANKS],

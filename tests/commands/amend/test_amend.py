@@ -112,6 +112,19 @@ def test_relabelling_changes_only_the_label(
     assert proven.code == 0, proven
 
 
+def test_command_that_changes_no_label_is_refused(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "new", "--relabel", changes.relabel)
+
+    for dry_run in ([], ["--dry-run"]):
+        again = amend(tmp_path / "new", tmp_path / "again", "--relabel", changes.relabel, *dry_run)
+        assert (again.code, (tmp_path / "again").exists()) == (2, False)
+        assert says("every-image-lists-already-class").search(again.err), again
+    repeated = "--relabel", changes.relabel, "--allow-unknown"
+    assert amend(tmp_path / "new", tmp_path / "again", *repeated).code == 0
+
+
 def test_amend_adds_images_like_prepare(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:

@@ -139,8 +139,9 @@ def test_dataset_records_only_its_complete_replicas(dataset: Path, tmp_path: Pat
 @pytest.mark.root
 def test_too_small_disk_is_refused_before_any_copy(dataset: Path, tmp_path: Path) -> None:
     with faults.disk(tmp_path / "disk", "size=1m"):
-        result = replicate(dataset, "--to", tmp_path / "disk")
+        for dry_run in ([], ["--dry-run"]):
+            result = replicate(dataset, "--to", tmp_path / "disk", *dry_run)
 
-        assert result.code == 1
-        assert says("bytes-needed-free-nothing-copied").search(result.err)
+            assert result.code == 1
+            assert says("bytes-needed-free-nothing-copied").search(result.err)
         assert not (tmp_path / "disk" / "labels.txt").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -9,7 +10,10 @@ import operator
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from numbers import Real
+from typing import Any, Literal, SupportsIndex, get_args
+
+import numpy as np
 
 from imagenet_prep.core.address import AddressKind
 from imagenet_prep.core.errors import UsageError
@@ -47,7 +51,20 @@ _CHOICES: dict[str, Sequence[str]] = {
     "on_bad_record": get_args(batch.OnBadRecord),
 }
 _REMOTE_WINDOW = 16  # default of `shuffle_window` for remote datasets
-_INTEGERS = ("batch_size", "num_threads", "shuffle_window", "seed", "choice_seed")
+# The types of arguments, by name or by annotation. NumPy's numbers are allowed, but 8.0 is no
+# integer, and a text such as "no" would be true.
+_TYPES: dict[str, tuple[str, Any]] = {
+    "data_dir": ("a path or an address", str | os.PathLike),
+    "int": ("an integer", SupportsIndex),
+    "int | None": ("an integer", SupportsIndex | None),
+    "float | None": ("a number", Real | None),
+    "bool": ("True or False", bool | np.bool_),
+    "bool | None": ("True, False or None", bool | np.bool_ | None),
+    "fields": ("a list of names", Collection),
+    "sizes": ("a list of Size", Collection),
+    "world": ("World(rank, size)", World | None),
+    "out": ("a function that returns the memory for a batch", Callable | None),
+}
 _LEAST = {"batch_size": 1, "num_threads": 0, "shuffle_window": 0}
 
 
@@ -189,7 +206,7 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             number = getattr(self, name)
             if number is not None and number < least:
                 raise UsageError(f"{name}={number}: expected at least {least}")
-        plain = {field for field in self.fields if not field.startswith(column.PREFIX)}
+        plain = {name for name in self.fields if not str(name).startswith(column.PREFIX)}
         if not self.fields or isinstance(self.fields, str) or plain - set(batch.FIELDS):
             expected = ", ".join(map(repr, batch.FIELDS))
             raise UsageError(
@@ -217,23 +234,14 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             )
 
     def _require_types(self) -> None:
-        if not isinstance(self.data_dir, str | os.PathLike):
-            raise UsageError(f"data_dir={self.data_dir!r}: expected a path or an address")
-        for name in _INTEGERS:
-            number = getattr(self, name)
-            if number is None and name == "shuffle_window":
-                continue
-            try:
-                # NumPy's integers are integers, but 8.0 is none.
-                operator.index(number)
-            except TypeError:
-                raise UsageError(f"{name}={number!r}: expected an integer") from None
-        if not isinstance(self.world, World | None):
-            raise UsageError(f"world={self.world!r}: expected World(rank, size)")
-        if self.out is not None and not callable(self.out):
-            raise UsageError(
-                f"out={self.out!r}: expected a function that returns the memory for a batch"
-            )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            expected, types = _TYPES.get(field.name) or _TYPES.get(str(field.type)) or ("", object)
+            if not isinstance(value, types):
+                raise UsageError(f"{field.name}={value!r}: expected {expected}")
+        for size in self.sizes:
+            if not isinstance(size, Size):
+                raise UsageError(f"sizes={self.sizes!r}: expected a list of Size")
 
     def _check_sizes(self) -> None:
         if self.weights is not None and not self.is_training:

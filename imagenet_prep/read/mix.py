@@ -25,7 +25,7 @@ from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.decode_steps import as_batch, decoded_steps, require_last_loop
 from imagenet_prep.read.mix_feed import PART, MixFeed, Proportions
 from imagenet_prep.read.reader import Reader
-from imagenet_prep.read.receipt import STATE_VERSION
+from imagenet_prep.read.receipt import STATE_VERSION, require_state
 from imagenet_prep.read.recipes import height_and_width
 from imagenet_prep.read.selection import NoExampleError
 
@@ -76,6 +76,7 @@ class Mixed:
 
     def _require_state(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Raises UsageError if a setting in a state differs from that of this mix."""
+        require_state(state)
         for name, value in own.items():
             if state.get(name) != value:
                 raise UsageError(

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ from imagenet_prep.read.order import (
     StepSampler,
     step_sampler,
 )
-from imagenet_prep.read.receipt import STATE_VERSION, packed
+from imagenet_prep.read.receipt import STATE_VERSION, packed, require_state
 from imagenet_prep.read.recipes import RESNET, RESNET_1, Colours
 from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Choice, Finder, class_indices, expected_by_class
@@ -487,8 +487,7 @@ class Reader(Generic[Array]):
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a valid state."""
         own = self.state()
-        if not isinstance(state, Mapping):
-            raise UsageError(f"state={state!r}: expected the dict that state() returned")
+        require_state(state)
         if state.get("version") != STATE_VERSION:
             raise UsageError(
                 f"the state has version {state.get('version')!r}, but this reader supports "

@@ -13,7 +13,7 @@ import math
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, pairwise
 from pathlib import Path
@@ -267,6 +267,12 @@ def _trained(row: bytes) -> int:
         return 1 + strict_json.parse(int, strict_json.loads(row).get("step"))
     except (ValueError, AttributeError):  # missing or truncated
         return 0
+
+
+def require_state(state: object) -> None:
+    """Raises UsageError if `state` is not from the method `state` of a reader or mix."""
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise UsageError(f"state={state!r:.200}: expected the dict that state() returned")
 
 
 def packed(chosen: npt.NDArray[np.int64], num_examples: int) -> str:

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
@@ -320,11 +320,12 @@ def expected_by_class(
     if isinstance(weights, (int, float)) and not isinstance(weights, bool):
         expected = np.full(num_classes, float(weights))
     elif isinstance(weights, Mapping):
+        values: list[Any] = [*weights.values()]
+        if not all(isinstance(share, SupportsFloat) and float(share) >= 0 for share in values):
+            raise UsageError(f"weights={weights!r}: expected a weight of at least 0 for each class")
         shares = np.ones(num_classes)
         for name, share in weights.items():
             shares[classes.indices([name])] = share
-        if not (shares >= 0).all():
-            raise UsageError(f"weights={weights!r}: expected a weight of at least 0 for each class")
         total = float((shares * counts).sum())
         expected = shares * (len(chosen) / total if total > 0 else math.nan)
     elif weights == "classes":

@@ -23,7 +23,7 @@ from tests.kit.messages import says
         ({"shape": 3}, says("column-shape-expected-list-numbers", ..., "3")),
         ({"shape": (2.0,)}, says("column-shape-expected-list-numbers", ..., "(2.0,)")),
         ({"reader": "key"}, says("reader-expected-dict-arguments-make_dataset", "key")),
-        ({"world": (0, 1)}, says("world-expected-world-rank-size", "(0, 1)")),
+        ({"world": (0, 1)}, says("expected-8", "world", "(0, 1)", "World(rank, size)")),
     ],
 )
 def test_settings_of_wrong_types_are_refused(

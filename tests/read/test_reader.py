@@ -58,7 +58,7 @@ def test_training_reads_every_example_once_in_equal_steps(
 
 
 def test_notebook_names_the_reader_of_a_cell(colours: Path) -> None:
-    reader = reader_of(colours, "validation", 4, "tfdata")
+    reader = reader_of(colours, "validation", 4, "native")
 
     assert repr(reader) == (
         f"Reader({str(colours)!r}, 'validation': {NUM_VALIDATION} examples, batch_size=4, "
@@ -184,10 +184,13 @@ def test_loops_of_an_evaluation_are_independent(colours: Path) -> None:
     assert both == [*zip(alone, alone, strict=True)]
 
 
-def test_states_of_a_wrong_type_are_refused(colours: Path) -> None:
+@pytest.mark.parametrize("state", [None, [], {"model": 1}])
+def test_values_that_are_no_state_are_refused(colours: Path, state: Any) -> None:
     reader = reader_of(colours, "train", 10, "native")
-    with pytest.raises(UsageError, match=says("state-expected-dict-state-returned", "None")):
-        reader.restore(None)  # type: ignore[arg-type]
+    mix = make_mix({name: reader_of(colours, "train", 10, "native") for name in "ab"})
+    for restore in (reader.restore, mix.restore, reader.sampler().load_state_dict):
+        with pytest.raises(UsageError, match=says("state-expected-dict-state-returned", state)):
+            restore(state)
 
 
 @on_backends(["world", "batch"], [(1, 6)], [(1, 6), (3, 5), (5, 2)])
@@ -389,7 +392,10 @@ def test_error_without_a_damaged_image_is_raised() -> None:
 
 @pytest.mark.parametrize("data_dir", [None, b"set", 3])
 def test_only_a_path_or_an_address_is_opened(data_dir: Any) -> None:
-    with pytest.raises(UsageError, match=says("data_dir-expected-path-address")):
+    with pytest.raises(
+        UsageError,
+        match=says("expected-8", "data_dir", ..., says("data_dir-expected-path-address")),
+    ):
         make_dataset(data_dir, "train", 8)
 
 

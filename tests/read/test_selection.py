@@ -365,12 +365,24 @@ def _uniform(name: str) -> float:
         ({"classes": 3}, says("classes-expected-list-wnids-class", "3")),
         ({"exclude": ["a"]}, says("expected-path-file-keys", "exclude", "['a']")),
         ({"keys": {"a": 1}}, says("expected-path-file-keys", "keys")),
-        ({"choice_seed": "a"}, says("expected-integer", "choice_seed", "'a'")),
-        ({"seed": None}, says("expected-integer", "seed", "None")),
-        ({"num_threads": "2"}, says("expected-integer", "num_threads", "'2'")),
-        ({"shuffle_window": 1.5}, says("expected-integer", "shuffle_window", "1.5")),
-        ({"world": (0, 2)}, says("world-expected-world-rank-size", "(0, 2)")),
-        ({"out": 3}, says("out-expected-function-returns-memory", "3")),
+        ({"choice_seed": "a"}, says("expected-8", "choice_seed", "'a'", "an integer")),
+        ({"seed": None}, says("expected-8", "seed", "None", "an integer")),
+        ({"num_threads": "2"}, says("expected-8", "num_threads", "'2'", "an integer")),
+        ({"shuffle_window": 1.5}, says("expected-8", "shuffle_window", "1.5", "an integer")),
+        ({"mirror": "yes"}, says("expected-8", "mirror", "'yes'", "a number")),
+        ({"fields": 3}, says("expected-8", "fields", "3", says("list-names"))),
+        ({"fields": [3]}, says("fields-expected-some-name", "[3]")),
+        ({"sizes": 3}, says("expected-8", "sizes", "3", says("list-size"))),
+        ({"sizes": [3], "training": True}, says("sizes-expected-list-size", "[3]")),
+        (
+            {"weights": {0: "a"}, "training": True},
+            says("weights-expected-weight-least-0", "{0: 'a'}"),
+        ),
+        ({"training": "no"}, says("expected-8", "training", "'no'", says("true-false-none"))),
+        ({"colour": "false"}, says("expected-8", "colour", "'false'", says("true-false-2"))),
+        ({"as_tuple": None}, says("expected-8", "as_tuple", "None", says("true-false-2"))),
+        ({"world": (0, 2)}, says("expected-8", "world", "(0, 2)", "World(rank, size)")),
+        ({"out": 3}, says("expected-8", "out", "3", says("out-expected-function-returns-memory"))),
         ({"others": True}, says("others-true-reads-parts-except")),
         ({"remap": True}, says("remap-true-renumbers-chosen-classes")),
         ({"exclude": "absent"}, says("list-keys-cannot-read", "absent", "No such file")),
@@ -387,7 +399,9 @@ def test_empty_or_invalid_choice_is_refused(
 
 @pytest.mark.parametrize("size", [8.0, "8", None])
 def test_batch_size_must_be_an_integer(pictures: Path, size: Any) -> None:
-    with pytest.raises(UsageError, match=says("expected-integer", "batch_size", repr(size))):
+    with pytest.raises(
+        UsageError, match=says("expected-8", "batch_size", repr(size), "an integer")
+    ):
         reader_of(pictures, size)
     assert reader_of(pictures, np.int64(8)).num_examples == COUNT  # type: ignore[arg-type]
 

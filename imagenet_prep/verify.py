@@ -267,8 +267,10 @@ def _remedy(place: str) -> str:
             "damaged files, and run the same adopt command again to restore them."
         )
     if verb:
+        # A replica in a bucket, and one without its folder .work, has no ledger.
         return (
-            "Delete the damaged shards and any extra files, and run the same "
+            "If replicate made this copy, rerun its command with --repair added. Otherwise, "
+            "delete the damaged shards and any extra files, and run the same "
             f"{verb} command again to write only the missing shards."
         )
     return "Copy the damaged files again from the original dataset."

@@ -57,6 +57,7 @@ class Additions:
       excluded: lines for the images that this run's list excludes.
       replaced: lines of the dataset's quarantine.jsonl about images that are added now.
       copies: keys of images to add, and the key under which the split has the same bytes.
+      readmitted: keys of images to add that an earlier step has excluded.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Additions:
     excluded: Sequence[Incident] = ()
     replaced: Collection[Incident] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
+    readmitted: Sequence[str] = ()
 
     @property
     def all_members(self) -> list[Member]:
@@ -92,8 +94,9 @@ class Additions:
     def counts(self) -> Json:
         """The numbers of images of each kind, for `sentences`, and the ignored files by extension.
 
-        `refused` has the first keys that an earlier step has excluded, and `copies` the first keys
-        of new images that the split has under the given key.
+        `refused` has the first keys that an earlier step has excluded, `readmitted_keys` the first
+        of those that are added nevertheless, and `copies` the first keys of new images that the
+        split has under the given key.
         """
         refused = self.skipped.get(_Kind.EXCLUDED, ())
         forgotten = len(self.skipped.get(_Kind.FORGOTTEN, ()))
@@ -104,6 +107,8 @@ class Additions:
             "excluded": len(refused) + len(self.excluded),
             "forgotten": forgotten,
             "refused": sorted(refused)[:_MOST_NAMED],
+            "readmitted": len(self.readmitted),
+            "readmitted_keys": sorted(self.readmitted)[:_MOST_NAMED],
             "copies": dict(sorted(self.copies.items())[:_MOST_NAMED]),
             "ignored": formats.together(dict(part.ignored) for part in self.source.parts),
         }
@@ -137,6 +142,12 @@ def sentences(counts: Json) -> list[str]:
         lines.append(
             f"not added, because an earlier step has excluded them: {some(counts['refused'])}. "
             "To add these images, use --readmit"
+        )
+    if counts["readmitted"]:
+        num_readmitted = counted(counts["readmitted"], "image")
+        lines.append(
+            f"{num_readmitted} added again that an earlier step has excluded: "
+            f"{some(counts['readmitted_keys'])}. To add only some, give a folder with only these"
         )
     if counts["copies"]:
         copies = [f"{key} (as {stored})" for key, stored in counts["copies"].items()]
@@ -242,15 +253,17 @@ class AdditionComparison:
         self._compare_with_lines(readmit=readmit)
         members: dict[str, list[Member]] = defaultdict(list)
         copies: dict[str, str] = {}
+        readmitted: list[str] = []
         skipped: dict[_Kind, list[str]] = defaultdict(list)
         excluded: list[Incident] = []
         replaced: set[Incident] = set()
         listed = {split: exclude.named_in(split) for split in splits} if exclude else {}
         for image, kind in self._kinds.items():
-            split, member, sha256 = image
+            _, member, sha256 = image
             if kind != _Kind.NEW:
                 skipped[kind].append(member.key)
                 continue
+            split = self._split_of(image)
             file = exclude.find(member.key, sha256) if exclude and split in listed else None
             if file is not None or member.key in listed.get(split, ()):
                 salt = file.salt if file else ""
@@ -260,6 +273,8 @@ class AdditionComparison:
                 continue
             else:
                 members[split].append(member)
+                if any(line.is_excluded for line in self._lines[image]):
+                    readmitted.append(member.key)
                 if image in self._stored_as:
                     copies[member.key] = self._stored_as[image]
             replaced.update(self._lines[image])
@@ -271,7 +286,15 @@ class AdditionComparison:
             excluded=excluded,
             replaced=replaced,
             copies=copies,
+            readmitted=readmitted,
         )
+
+    def _split_of(self, image: _Image) -> str:
+        """Returns the split that gets an image; one that was excluded from the holdout returns."""
+        origin = self._origins[image.split]
+        former = {line.split for line in self._lines[image] if line.is_excluded}
+        others = {split for split in former if self._origins.get(split) == origin}
+        return min(others - {image.split}, default=image.split)
 
     def _actions(self, image: _Image) -> set[str]:
         return {line.action.removeprefix(OF_INPUT) for line in self._lines[image]}
@@ -290,11 +313,12 @@ class AdditionComparison:
         hashes = sample.sha256, sample.source_sha256
         for name in (sample.key, *hashes):
             for image in self._index.get((self._origins[split], name), ()):
-                if image.split != split:
+                if image.member.key == sample.key and image.sha256 not in hashes:
+                    self._note(image, _Kind.DIFFERENT)
+                elif image.split != split:
                     self._note(image, _Kind.HELD_OUT)
                 elif image.member.key == sample.key:
-                    is_equal = image.sha256 in hashes
-                    self._note(image, _Kind.KNOWN if is_equal else _Kind.DIFFERENT)
+                    self._note(image, _Kind.KNOWN)
                 else:
                     self._stored_as[image] = sample.key
 
@@ -330,8 +354,9 @@ def _refuse_different(keys: Sequence[str]) -> None:
         raise UsageError(
             f"--add: {counted(len(keys), 'image')} with a key that the dataset has with different "
             f"bytes; the first is {min(keys)}. If they are different photographs, rename these "
-            "files. If they replace the existing images, first exclude these with amend --exclude, "
-            "and then run amend --add with --readmit on the result. If the dataset was resized "
-            "from a different dataset, which changes the bytes, give a folder with only the new "
-            "images."
+            "files. If they replace the existing images, copy the new files to a different folder, "
+            "with their class folders; exclude the existing images with amend --exclude, and then "
+            "run amend --add with that folder and --readmit on the result. If the dataset was "
+            "resized from a different dataset, which changes the bytes, give a folder with only "
+            "the new images."
         )

@@ -232,6 +232,10 @@ $ amend.md: Excluded images stay excluded 2
     e2e/test_changing_photographs.py
     test_requests_also_hold_for_a_set_from_scratch
     the keys of all images
+$ amend.md: A folder that has grown
+    e2e/test_changing_photographs.py
+    test_edited_photographs_return_to_their_splits
+    keys of all images of each split, and that only the edited ones differ
 $ photographs.md: New photographs
     e2e/test_changing_photographs.py
     test_page_adds_only_new_photographs

@@ -17,13 +17,13 @@ ASKED = "cats/2.jpg"
 NEW = "dogs/new.jpg"
 
 
-def typed(name: str, home: Path) -> command.Finished:
-    """Runs the only line of a block; it must succeed."""
-    program, *words = shlex.split(blocks.block(name).text, comments=True)
-    assert program == "imagenet-prep"
-    done = command.run(*words, cwd=home)
-    assert done.code == 0, done
-    return done
+def typed(name: str, home: Path) -> None:
+    """Runs the lines of a block; they must succeed."""
+    for line in blocks.block(name).text.splitlines():
+        program, *words = shlex.split(line, comments=True)
+        assert program == "imagenet-prep"
+        done = command.run(*words, cwd=home)
+        assert done.code == 0, done
 
 
 @pytest.fixture
@@ -49,6 +49,25 @@ def test_page_adds_only_new_photographs(home: Path) -> None:
 
     before, after = keys(home / "set"), keys(home / "set-2")
     assert after == {"train": before["train"] | {NEW}, "holdout": before["holdout"]}
+
+
+def test_edited_photographs_return_to_their_splits(home: Path) -> None:
+    (home / "set").rename(home / "set-2")
+    before = keys(home / "set-2")
+    edited = [min(names) for names in before.values()]
+    (home / "edited.txt").write_text("".join(f"{key}\n" for key in edited))
+    for number, key in enumerate(edited):
+        path = home / "edited" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photograph(60, 80, 200 + number))
+    typed("$ amend.md: A folder that has grown", home)
+
+    assert keys(home / "set-3") == before
+    old, new = (
+        {**rows(home / name, "train"), **rows(home / name, "holdout")}
+        for name in ("set-2", "set-3")
+    )
+    assert {key for key in old if old[key] != new[key]} == {*edited}
 
 
 def test_requests_also_hold_for_a_set_from_scratch(home: Path) -> None:

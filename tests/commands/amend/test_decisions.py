@@ -148,6 +148,45 @@ def test_readmitted_image_loses_its_quarantine_line(excluded: Path, tmp_path: Pa
     assert_all_accounted_for(tmp_path / "new")
 
 
+def test_readmitted_images_are_named_and_keep_their_split(tmp_path: Path) -> None:
+    """The same bytes as before: also for an image that was in the holdout."""
+    photos = photographs(tmp_path / "photos", range(12))
+    flags = ("--holdout", "30%", "--short-side", "24")
+    done("prepare", photos, tmp_path / "set", *flags)
+    listed = sorted(images_of(tmp_path / "set", split)[0] for split in ("train", "holdout"))
+    write(tmp_path / "asked", "".join(f"{key}\n" for key in listed).encode())
+    done("amend", tmp_path / "set", "--exclude", tmp_path / "asked", "--out", tmp_path / "without")
+    words = ("amend", tmp_path / "without", "--add", photos, "--readmit", "--out", tmp_path / "new")
+    shown = done(*words).out
+
+    assert says("added-again-earlier-step-excluded", "2 images", ", ".join(listed)).search(shown)
+    assert stored(tmp_path / "new") == stored(tmp_path / "set")
+
+
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_edited_photograph_is_refused_in_each_split(tmp_path: Path, split: str) -> None:
+    photos = photographs(tmp_path / "photos", range(8))
+    done("prepare", photos, tmp_path / "set", "--holdout", "30%")
+    edited = images_of(tmp_path / "set", split)[0]
+    write(photos / edited, image(90))
+    words = ("amend", tmp_path / "set", "--add", photos, "--out", tmp_path / "new")
+    assert says("add-key-dataset-different-bytes", ..., edited).search(done(*words, code=2).err)
+
+    # The way that the message names: a folder with only this photograph.
+    write(tmp_path / "edited" / edited, image(90))
+    write(tmp_path / "asked", f"{edited}\n".encode())
+    without = tmp_path / "without"
+    done("amend", tmp_path / "set", "--exclude", tmp_path / "asked", "--out", without)
+    done("amend", without, "--add", tmp_path / "edited", "--readmit", "--out", tmp_path / "new")
+    assert stored(tmp_path / "new").keys() == stored(tmp_path / "set").keys()
+    assert edited in images_of(tmp_path / "new", split)
+    assert_all_accounted_for(tmp_path / "new")
+
+
+def images_of(out: Path, split: str) -> list[str]:
+    return sorted(key for of, key in stored(out) if of == split)
+
+
 @pytest.mark.parametrize("flag", ["--exclude", "--relabel"])
 def test_standing_list_may_be_empty(excluded: Path, tmp_path: Path, flag: str) -> None:
     asked = tmp_path / "empty"
@@ -200,6 +239,8 @@ def test_standing_list_is_applied_with_allow_unknown(excluded: Path, tmp_path: P
         "excluded": 3,
         "forgotten": 0,
         "refused": ["cat/2.jpg", "dog/5.jpg"],
+        "readmitted": 0,
+        "readmitted_keys": [],
         "copies": {},
         "ignored": {},
         "stored": 1,
@@ -483,26 +524,31 @@ class Model(NamedTuple):
     """The expected result of a chain: the number of each photograph, by split and key."""
 
     stored: dict[tuple[str, str], int]
-    excluded: dict[str, int]  # by key; only train has excluded images here
+    excluded: dict[tuple[str, str], int]
 
     def add(self, files: dict[str, int], *, readmit: bool) -> dict[str, int]:
         """Adds the new files; returns the counts that the command must print."""
-        counts = dict.fromkeys(("new", "known", "held_out", "excluded"), 0)
+        counts = dict.fromkeys(("new", "known", "held_out", "excluded", "readmitted"), 0)
         held_out = {key: n for (split, key), n in self.stored.items() if split == "holdout"}
         for key, number in files.items():
-            is_refused = key in self.excluded or number in self.excluded.values()
+            former = {
+                split
+                for (split, name), excluded in self.excluded.items()
+                if key == name or number == excluded
+            }
             if self.stored.get(("train", key)) == number:
                 counts["known"] += 1
-            elif is_refused and not readmit:
+            elif former and not readmit:
                 counts["excluded"] += 1
             elif key in held_out or number in held_out.values():
                 counts["held_out"] += 1
             else:
                 counts["new"] += 1
-                self.stored["train", key] = number
-        for key, number in [*self.excluded.items()]:
+                counts["readmitted"] += bool(former)
+                self.stored[min(former, default="train"), key] = number
+        for (split, key), number in [*self.excluded.items()]:
             if readmit and (key in files or number in files.values()):
-                del self.excluded[key]
+                del self.excluded[split, key]
         return counts
 
 
@@ -537,15 +583,17 @@ def chain(folder: Path, rng: random.Random, steps: int) -> None:
         of_train = sorted(key for split, key in model.stored if split == "train")
         if verb == "exclude":
             # Both copies of an image may stay.
-            keys = rng.sample(of_train[2:], rng.randint(1, 2))
-            write(listed, "".join(f"{key}\n" for key in keys).encode())
+            of_holdout = sorted(key for split, key in model.stored if split == "holdout")
+            images = [("train", key) for key in rng.sample(of_train[2:], rng.randint(1, 2))]
+            images += [("holdout", key) for key in of_holdout[1:2]]
+            write(listed, "".join(f"{key}\n" for _, key in images).encode())
             done("amend", given, "--exclude", listed, "--out", out)
-            for key in keys:
-                model.excluded[key] = model.stored.pop(("train", key))
+            for name in images:
+                model.excluded[name] = model.stored.pop(name)
         elif verb == "relabel":
             key = rng.choice(of_train)
             write(listed, f"key,class\n{key},{rng.randrange(2)}\n".encode())
-            done("amend", given, "--relabel", listed, "--out", out)
+            done("amend", given, "--relabel", listed, "--allow-unknown", "--out", out)
         elif verb == "resize":
             done("resize", "-i", given, "-o", out, "--keep-original", "-s", "train,holdout")
             is_resized = True
@@ -567,7 +615,9 @@ def chain(folder: Path, rng: random.Random, steps: int) -> None:
             result = done(*words, *["--readmit"] * readmit).json["amended"]
             assert {name: result["add"][name] for name in counts} == counts
             files |= {
-                key: number for key, number in added.items() if ("train", key) in model.stored
+                key: number
+                for key, number in added.items()
+                if model.stored.keys() & {("train", key), ("holdout", key)}
             }
         assert_is(out, model)
         if not is_resized:
@@ -590,8 +640,7 @@ def assert_is(out: Path, model: Model) -> None:
     found = {(line["split"], line["key"]): line["source_sha256"] for line in excluded}
     assert len(found) == len(excluded)
     assert found == {
-        ("train", key): hashlib.sha256(image(number)).hexdigest()
-        for key, number in model.excluded.items()
+        name: hashlib.sha256(image(number)).hexdigest() for name, number in model.excluded.items()
     }
 
 

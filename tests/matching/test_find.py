@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +36,16 @@ class Piece:
         return self.files[number]
 
 
-def planted(files: list[bytes], folder: Path) -> Pictures:
-    """Returns images with rows that call all of them sound, with equal means."""
+def planted(files: list[bytes], folder: Path, strong: Sequence[int] = ()) -> Pictures:
+    """Returns images with rows that call all of them sound, with equal means.
+
+    `strong` has the number of strong frequencies of each image; by default, there are enough.
+    """
     num = len(files)
     rows = np.zeros(num, search.ROW)
     rows["means"] = 12345
     rows["sound"] = 1
-    rows["strong"] = 256
+    rows["strong"] = strong or 256
     rows["rough"] = 4096
     rows.tofile(folder / "rows")
     sides = np.full(num, 64, np.uint32)
@@ -86,6 +89,31 @@ def test_nearest_compares_a_bounded_number_of_images(
     assert found.nearest(0, range(1, 10)) is None
     assert len(compared) == 3
     assert found.crowded.tolist() == [True] + [False] * 9
+
+
+ENOUGH = search.LEAST_STRONG
+LESS = int(search.LESS * search.LEAST_STRONG)
+
+
+def test_re_encoded_image_needs_less_detail(tmp_path: Path) -> None:
+    strong = [ENOUGH, ENOUGH - 1, LESS, LESS - 1]
+    pictures = planted([b""] * 4, tmp_path, strong)
+
+    assert pictures.judged.tolist() == [True, False, False, False]
+    assert pictures.may_be_judged.tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("strong", "nearest"),
+    [((ENOUGH, LESS), 1), ((LESS, ENOUGH), 1), ((ENOUGH, ENOUGH), 1), ((LESS, LESS), None)],
+)
+def test_one_image_of_a_pair_has_enough_detail(
+    tmp_path: Path, strong: tuple[int, int], nearest: int | None
+) -> None:
+    data = mutations.sources()["420"]
+    found = DuplicateSearch(planted([data, data], tmp_path, strong), across=False, workers=1)
+
+    assert found.nearest(0, [1]) == nearest
 
 
 def test_planted_rows_of_different_images_are_not_joined(tmp_path: Path) -> None:

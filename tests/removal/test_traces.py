@@ -187,6 +187,8 @@ def test_replicas_in_notes_are_searched_or_only_named(
             "s3://bucket/set",
         ]
     }
+    (content,) = (t.content for t in found.found if t.place == str(tmp_path / "replica"))
+    assert content == f"train:{KEY}"
     actions = [trace.action for trace in found.found if trace.kind == "replica"]
     assert f"--to {tmp_path}/unfinished --replace" in actions[1]
     assert "--to hosts:HOSTSFILE:/data/set --replace" in actions[3]
@@ -260,19 +262,23 @@ def test_part_does_not_hide_images_of_its_dataset(dataset: Path, tmp_path: Path)
     assert {trace.place for trace in found if trace.kind == traces.EXPORT} == exports
 
 
-def test_exports_of_other_splits_are_not_named(tmp_path: Path) -> None:
+def test_places_of_other_splits_are_not_named(tmp_path: Path) -> None:
     world = tmp_path / "world"
     for number in range(8):
         write(world / "photos" / CLASSES[number % 2] / f"{number}.jpg", image(number))
     done("prepare", world / "photos", world / "set", "--holdout", "4")
-    exports = {split: world / f"of-{split}" for split in ("train", "holdout")}
-    for split, place in exports.items():
+    for split in ("train", "holdout"):
+        place = world / "exports" / split
         done("export", world / "set", "--to", "webdataset", "--split", split, "--out", place)
+        train(world / "set", world / "runs" / split, 2, split)
     opened = open_dataset(str(world / "set"))
     for stored in traces.stored_images(opened):
         search = TraceSearch(opened, {stored.sample.sha256: 1}, [str(world)], "NEW")
-        found = [trace.place for trace in search.run() if trace.kind == traces.EXPORT]
-        assert found == [str(exports[stored.split])]
+        made = (traces.EXPORT, traces.RUN)
+        assert [trace.place for trace in search.run() if trace.kind in made] == [
+            str(world / "exports" / stored.split),
+            str(world / "runs" / stored.split),
+        ]
 
 
 def test_pages_need_digest_and_image(dataset: Path, tmp_path: Path, searched: Search) -> None:
@@ -332,10 +338,10 @@ def test_cache_is_named_while_it_has_the_shard(
     }
 
 
-def train(dataset: Path, run: Path, steps: int) -> None:
+def train(dataset: Path, run: Path, steps: int, split: str = "train") -> None:
     """Writes the log of a run with a checkpoint after each step."""
     run.mkdir(parents=True)
-    with closing(make_dataset(str(dataset), "train", 2, 32, seed=5)) as reader:
+    with closing(make_dataset(str(dataset), split, 2, 32, seed=5)) as reader:
         rows = [{"kind": "start", "step": 0, "receipt": reader.receipt()}]
         for step, _ in zip(range(steps), reader, strict=False):
             rows.append({"kind": "train", "step": step})

@@ -81,6 +81,18 @@ def test_a_receipt_is_shown(small: tuple[Path, Manifest], plots: ModuleType) -> 
     assert plots.of(found)
 
 
+def test_last_note_of_each_replica_is_shown(small: tuple[Path, Manifest]) -> None:
+    root, _ = small
+    notes = [("/a", "1"), ("/b", "1"), ("/a", "2")]
+    lines = [
+        json.dumps({"where": where, "when": "now", "digest": digest}) for where, digest in notes
+    ]
+    (root / ".work/replicas.jsonl").write_text("\n".join(lines))
+
+    found = gathered(small).replicas
+    assert [(note.where, note.digest) for note in found] == [("/a", "2"), ("/b", "1")]
+
+
 def test_receipt_of_an_older_shard_is_excluded(small: tuple[Path, Manifest]) -> None:
     root, made = small
     shard = made.splits["train"].shards[0]

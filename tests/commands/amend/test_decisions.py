@@ -138,14 +138,25 @@ def test_excluded_key_is_not_added_with_different_bytes(excluded: Path, tmp_path
     assert not (tmp_path / "new").exists()
 
 
-def test_readmitted_image_loses_its_quarantine_line(excluded: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_resized", [False, True])
+def test_readmitted_image_loses_its_quarantine_line(
+    excluded: Path, tmp_path: Path, is_resized: bool
+) -> None:
+    given = excluded
+    if is_resized:
+        given = tmp_path / "small"
+        done("resize", "-i", excluded, "-o", given, "--keep-original")
     write(tmp_path / "add/dog/other-name.jpg", image(2))
-    done("amend", excluded, "--add", tmp_path / "add", "--readmit", "--out", tmp_path / "new")
+    done("amend", given, "--add", tmp_path / "add", "--readmit", "--out", tmp_path / "new")
 
     assert ("train", "dog/other-name.jpg") in stored(tmp_path / "new")
     assert [line["key"] for line in lines(tmp_path / "new")] == ["dog/5.jpg"]
     assert_counted(tmp_path / "new", 1)
-    assert_all_accounted_for(tmp_path / "new")
+    if is_resized:
+        # The shards that resize has read contain no excluded image.
+        assert members(tmp_path / "new") == len(stored(tmp_path / "new"))
+    else:
+        assert_all_accounted_for(tmp_path / "new")
 
 
 def test_readmitted_images_are_named_and_keep_their_split(tmp_path: Path) -> None:
@@ -344,7 +355,8 @@ def test_added_copies_of_stored_images_are_named(tmp_path: Path) -> None:
     counts = done(*words, "--dry-run", "--json").json["amended"]["add"]
     assert counts["new"] == 3
     assert counts["copies"] == {"dog/moved.jpg": "cat/0.jpg"}
-    assert says("added-already-stored-under-different").search(done(*words).out)
+    named = says("added-already-stored-under-different", "dog/moved.jpg (as cat/0.jpg)")
+    assert named.search(done(*words).out)
 
 
 def test_skipped_files_of_added_folder_are_reported(tmp_path: Path) -> None:
@@ -411,12 +423,17 @@ def test_excluded_quarantined_photograph_has_one_line(tmp_path: Path) -> None:
     assert_all_accounted_for(tmp_path / "new")
 
 
-def test_list_for_one_split_keeps_other_splits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_bytes", [False, True])
+def test_list_for_one_split_keeps_other_splits(tmp_path: Path, has_bytes: bool) -> None:
     for split in ("train", "val"):
         photographs(tmp_path / "photos" / split, range(4))
         photographs(tmp_path / "more" / split, [10, 11])
     done("prepare", tmp_path / "photos", tmp_path / "set")
     write(tmp_path / "asked", b"cat/0.jpg\ncat/10.jpg\n")
+    if has_bytes:
+        photographs(tmp_path / "listed", [0, 1, 10])
+        done("prepare", tmp_path / "listed", tmp_path / "other", "--exclude", tmp_path / "asked")
+        (tmp_path / "other/quarantine.jsonl").rename(tmp_path / "asked")
     words = ("amend", tmp_path / "set", "--add", tmp_path / "more", "--exclude", tmp_path / "asked")
     done(*words, "--splits", "train", "--out", tmp_path / "new")
 

@@ -253,6 +253,38 @@ def test_listed_line_of_quarantine_finds_its_files(tmp_path: Path) -> None:
     assert places[str(tmp_path / "set")] == "parent"
 
 
+@pytest.mark.parametrize("flag", ["--keys", "--image"])
+def test_image_that_prepare_excluded_is_found(tmp_path: Path, flag: str) -> None:
+    """Its line in quarantine.jsonl has only the hash of the photograph."""
+    photos = tmp_path / "photos"
+    write_photos(photos, with_copies=False)
+    asked = tmp_path / "asked.txt"
+    asked.write_text(PHOTO)
+    done("prepare", photos, tmp_path / "set", "--exclude", asked)
+    given = {"--keys": asked, "--image": photos / PHOTO}[flag]
+
+    words = (flag, given, "--search", photos, "--out", tmp_path / "new", "--exact", "--json")
+    result = done("forget", tmp_path / "set", *words).json
+
+    assert [each["image"] for each in result["images"]] == [f"{SPLIT}:{PHOTO}"]
+    files = [each["place"] for each in result["places"] if each["kind"] == "file"]
+    assert files == [str(photos / PHOTO)]
+    assert_names_nothing(tmp_path / "new", {PHOTO: (photos / PHOTO).read_bytes()})
+
+
+def test_repaired_image_is_listed_as_stored(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", with_copies=False)
+    Image.new("L", (64, 64), 90).save(tmp_path / "photos/cat/grey.jpg")
+    done("prepare", tmp_path / "photos", tmp_path / "set")
+    (line,) = lines(tmp_path / "set")
+    assert (line["key"], line["action"]) == ("cat/grey.jpg", "repaired")
+    (tmp_path / "asked").write_text("cat/grey.jpg")
+
+    words = ("--keys", tmp_path / "asked", "--out", tmp_path / "new", "--exact", "--json")
+    result = done("forget", tmp_path / "set", *words, "--dry-run").json
+    assert result["images"] == [{"image": f"{SPLIT}:cat/grey.jpg", "found": "listed"}]
+
+
 @pytest.mark.slow
 def test_images_that_cannot_be_compared_are_named(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos", with_copies=False)

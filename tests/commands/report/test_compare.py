@@ -61,6 +61,12 @@ def test_missing_images_are_counted_and_shown(small: Demo, tmp_path: Path) -> No
     assert all(str(each.picture).startswith("data:image/") for each in found.missing[0])
     assert found.missing[1] == []
     assert found.same + found.counts["other_bytes"] + 3 == found.facts[0].examples
+    swapped = compared(other, small.out)
+    assert swapped.counts["only_in_b"] == 3
+    assert (swapped.same, swapped.counts["other_bytes"]) == (
+        found.same,
+        found.counts["other_bytes"],
+    )
     result = command.run("report", "--compare", small.out, other, "--out", out)
     assert result.code == 0, result
     page = out.read_text("utf-8")

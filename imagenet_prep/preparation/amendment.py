@@ -383,7 +383,9 @@ def _require_change(job: AmendJob) -> None:
             f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
         )
     relabel = job.request.relabel
-    if relabel and not relabel.listed.allows_unknown and not job.changes:
+    if relabel is None or relabel.listed.allows_unknown or job.request.splits is not None:
+        return  # with --splits, all lines may be for other splits
+    if not job.changes:
         raise UsageError(
             f"{relabel.listed.path}: every image that it lists already has this class in "
             f"{job.dataset.where}, so nothing was written."

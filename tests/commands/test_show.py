@@ -69,6 +69,23 @@ def test_json_has_one_object_per_line(reference: Reference) -> None:
         }
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--keys",),
+        ("--class", "1"),
+        ("--image-file", "photo.jpg"),
+        ("--key", "cat/1.jpg", "--splits", "train"),
+    ],
+)
+def test_flags_of_datasets_are_refused_for_runs(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "train.jsonl").touch()
+    result = command.run("show", tmp_path, *flags)
+
+    assert result.code == 2
+    assert says("training-run-expected-step-key", tmp_path).search(result.err), result
+
+
 @pytest.mark.parametrize("number", [0, 7, -1], ids=["first", "middle", "last"])
 def test_image_is_written_with_its_stored_bytes(
     reference: Reference, tmp_path: Path, number: int

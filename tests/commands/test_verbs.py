@@ -22,7 +22,9 @@ from imagenet_prep.testing.miniature import Miniature
 from tests.kit import command
 from tests.kit.dataset import Reference, contents
 from tests.kit.faults import flip_bit
+from tests.kit.layouts import write
 from tests.kit.messages import says
+from tests.kit.photographs import photograph
 
 CONFIGS: dict[str, Any] = {
     "prepare": PrepareConfig,
@@ -215,6 +217,17 @@ def test_incomplete_replica_is_an_error_with_notes(reference: Reference, tmp_pat
     missing = [note for note in raised.value.__notes__ if note.endswith(": missing")]
     assert len(missing) > len(contents(reference.out)) / 2
     assert all(note.startswith(f"{tmp_path / 'copy'}: ") for note in raised.value.__notes__)
+
+
+def test_duplicates_fail_only_if_requested(tmp_path: Path) -> None:
+    for number, path in enumerate(("train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg")):
+        write(tmp_path / "photos" / path, photograph(40, 50, number % 2))
+    verbs.prepare(source=str(tmp_path / "photos"), out=str(tmp_path / "set"))
+
+    given = {"dataset": str(tmp_path / "set"), "out": str(tmp_path / "found")}
+    assert verbs.duplicates(**given)["cross"] == 1
+    with pytest.raises(DataDamagedError, match=says("groups-more-one-split-dataset-2", 1)):
+        verbs.duplicates(**given, fail_on="cross")
 
 
 def test_results_decide_the_error(reference: Reference) -> None:

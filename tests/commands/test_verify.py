@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import verify
+from imagenet_prep import verbs, verify
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, manifest, record_files, schema
 from tests.kit import command
@@ -265,6 +265,9 @@ def test_unreadable_shard_is_listed_but_not_called_damaged(
         listed = json.loads(out)["unreadable"] if flags else out.splitlines()
         assert [line.partition(":")[0] for line in listed] == [shard]
         assert not flags or json.loads(out)["problems"] == []
+    with pytest.raises(StoreError) as raised:
+        verbs.verify(str(prepared), workers=1)
+    assert [note.partition(":")[0] for note in raised.value.__notes__] == [shard]
 
 
 def test_unreadable_shard_is_not_recorded_as_verified(prepared: Path, system: System) -> None:

@@ -8,6 +8,7 @@ import runpy
 import sys
 import types
 import typing
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,21 @@ def test_allowed_flags_reach_the_command(
     monkeypatch.setenv("IMAGENET_PREP_AIRFLOW_ALLOW_BEAM", "1")
     given = dag.run("prepare", prepare_flags=["--seed", "3", "--", "--runner", "x", "--", "y"])
     assert given[-6:] == ("--seed=3", "--", "--runner", "x", "--", "y")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ([], "imagenet-prep: no output"),
+        (["hashed 3", "killed"], "killed"),
+        (
+            ["imagenet-prep: slow disk", "imagenet-prep verify: bad", "  shard"],
+            "imagenet-prep verify: bad shard",
+        ),
+    ],
+)
+def test_last_message_of_a_command_is_quoted(dag: Dag, output: list[str], message: str) -> None:
+    assert dag.names["_message"](deque(output)) == message
 
 
 @pytest.mark.parametrize(

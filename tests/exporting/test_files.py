@@ -7,13 +7,29 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.exporting.examples import ExportPart, FilePiece, Tree, Written, forget_lost
+from imagenet_prep.exporting.examples import (
+    ExportPart,
+    FilePiece,
+    Tree,
+    Written,
+    forget_lost,
+    name_in,
+    sum_line,
+)
 from imagenet_prep.exporting.job import PartExport
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+@example("two  spaces  .JPEG ")
+def test_names_come_back_from_the_list_of_sums(name: str) -> None:
+    assert name_in(sum_line(name, "0" * 64).encode()) == name
 
 
 def test_files_are_synced_before_their_receipt(tmp_path: Path, system: System) -> None:

@@ -60,6 +60,18 @@ def test_tars_equal_those_of_pythons_tarfile(letter: str, count: int, num_bytes:
     assert expected.getvalue().startswith(sample.data)
 
 
+def test_first_column_of_texts_gives_the_caption() -> None:
+    rows = {"vector": np.zeros(3), "short": ["a cat", "cat"], "long": ["a cat on a sofa"]}
+    example = examples(1, 5)[0]._replace(rows=rows)
+    (sample, _) = WebDatasetFormat(()).pieces(ExportPart("train", 0, 1, range(1)), [example])
+    with tarfile.open(fileobj=io.BytesIO(sample.data)) as tar:
+        data = {name.rpartition("/")[2]: tar.extractfile(name) for name in tar.getnames()}
+        texts = {name: file.read() for name, file in data.items() if file}
+    assert texts["0.txt"] == b"a cat"
+    assert json.loads(texts["0.short.json"]) == rows["short"]
+    assert json.loads(texts["0.long.json"]) == rows["long"]
+
+
 def test_tfds_counts_the_bytes_without_frames() -> None:
     export = Tfds("mine", "1.0.0", WNIDS)
     parts: dict[str, list[Written]] = {"train": [], "validation": []}

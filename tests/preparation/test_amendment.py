@@ -109,6 +109,24 @@ def test_image_excluded_by_0_1_0_keeps_key(tmp_path: Path) -> None:
     assert [*dataset_store.incidents(new.store, new.manifest)] == []
 
 
+def test_forgotten_image_has_no_name_in_lines_of_0_1_0(tmp_path: Path) -> None:
+    """They do not tell the split, so every line with the key is changed."""
+    quarantined = ("quarantined", "truncated", "ends early")
+    lines = [
+        Incident("thing/0.JPEG", "a/0", 0, 9, 0, *quarantined, "train"),
+        Incident("thing/0.JPEG", "b/0", 0, 8, 0, *quarantined),
+        Incident("thing/1.JPEG", "b/1", 0, 9, 1, *quarantined),
+    ]
+    dataset = made(tmp_path / "set", lines)
+    request = ChangeRequest(salt="ab" * 16, forgotten=frozenset({("train", "thing/0.JPEG")}))
+    amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+
+    new = open_dataset(LocalStore(tmp_path / "new"))
+    found = [*dataset_store.incidents(new.store, new.manifest)]
+    assert [bool(line.salt) for line in found] == [True, True, False]
+    assert "thing/0" not in (tmp_path / "new" / schema.QUARANTINE).read_text()
+
+
 @pytest.mark.parametrize(
     ("config", "height"),
     [

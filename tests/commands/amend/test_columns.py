@@ -137,7 +137,21 @@ def test_missing_rows_and_next_step_are_printed(
     result = amend(parent, tmp_path / "new", "--add", changes.add)
     assert result.code == 0, result
     assert says("missing-first-run-column-s", "3 rows").search(result.out)
-    assert says("missing-first-run-column-s").search(result.out)
+
+
+def test_missing_rows_are_not_counted_as_kept(
+    parent: Path, changes: Changes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = tmp_path / "new"
+    assert amend(parent, new, "--add", changes.add).code == 0
+    caplog.clear()
+    complete(new)
+
+    total = len(rows(new, "train"))
+    kept = len(rows(new, "train").keys() & rows(parent, "train").keys())
+    said = says("exist-already-stay-compute-them", new / "columns/sums", kept, total, "train")
+    assert kept < total
+    assert any(map(said.search, caplog.messages))
 
 
 @pytest.mark.parametrize("seed", long_except([0], range(12)))

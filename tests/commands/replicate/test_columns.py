@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_different_column_of_same_name_is_never_replaced(dataset: Path, tmp_path
     make_column(copy, seed=2)
     assert replicate(dataset, "--to", copy).code == 0
     assert contents(copy) == contents(dataset)
+
+
+def test_column_with_more_splits_is_never_replaced(dataset: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    assert replicate(dataset, "--to", copy).code == 0
+    made = column.loads((copy / LAST).read_bytes(), LAST, "latents")
+    files = [
+        replace(file, shard=file.shard.replace("train", "validation"))
+        for file in made.splits["train"]
+    ]
+    (copy / LAST).write_bytes(made.with_files("validation", files).dumps())
+    before = contents(copy)
+    refused = replicate(dataset, "--to", copy)
+    assert refused.code == 2
+    assert says("column-name-additional-splits").search(refused.err)
+    assert contents(copy) == before
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,105 @@
-"""The copies of given images in a dataset."""
+"""Copies of single images: each proven copy is named, and each image that was not compared."""
 
 from __future__ import annotations
 
+import functools
 import io
+import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from imagenet_prep import engine
-from imagenet_prep.matching import search
-from imagenet_prep.matching.copies import find_copies
+from imagenet_prep.engine import Workers
+from imagenet_prep.matching import copies, search
+from imagenet_prep.matching.copies import Copy, FoundCopies
+from imagenet_prep.matching.find import NEARLY, SAME_BYTES, SAME_PIXELS
 from imagenet_prep.matching.pictures import GivenImage
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit import command
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.codec import corpus
-from tests.kit.layouts import write
+from tests.kit.faults import flip_bit
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 
-def jpeg(data: bytes, quality: int) -> bytes:
-    picture = Image.open(io.BytesIO(data)).convert("RGB")
-    picture.thumbnail((220, 220))
+def encoded(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
+    image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
 
 
+@functools.cache
+def photographs() -> list[bytes]:
+    """Returns photographs with enough detail to be compared."""
+    made = []
+    for data in corpus.photographs(4):
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        image.thumbnail((220, 220))
+        made.append(encoded(image))
+    return made
+
+
+def smaller(data: bytes) -> bytes:
+    image = Image.open(io.BytesIO(data))
+    return encoded(image.resize((image.width * 3 // 4, image.height * 3 // 4)))
+
+
+def mirrored(data: bytes) -> bytes:
+    return encoded(ImageOps.mirror(Image.open(io.BytesIO(data))))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A dataset of four photographs, one per shard, and a plain image."""
+    shards = [[picture(number, data)] for number, data in enumerate((*photographs(), plain(4)))]
+    write_dataset(tmp_path / "set", {"train": shards}, num_classes=5)
+    add_tables(tmp_path / "set")
+    return tmp_path / "set"
+
+
+def found(root: Path, *files: bytes) -> FoundCopies:
+    given = [GivenImage(data, search.of(data)) for data in files]
+    dataset = open_dataset(LocalStore(root))
+    return copies.find_copies(dataset, given, Workers(1, "threads"), quiet=True)
+
+
+def copy(number: int, kind: str) -> Copy:
+    return Copy("train", f"{wnid(number)}/{wnid(number)}_{number}.JPEG", kind)
+
+
+def test_copies_are_named_with_their_kind(root: Path) -> None:
+    first, second, third, fourth = photographs()
+    given = (first, smaller(second), mirrored(third), fourth + b"\0")
+    kinds = (SAME_BYTES, NEARLY, NEARLY, SAME_PIXELS)
+    expected = [copy(number, kind) for number, kind in enumerate(kinds)]
+    assert found(root, *given) == FoundCopies(expected, [], 0)
+    for number, data in enumerate(given):
+        assert found(root, data).copies == [expected[number]]
+
+
 @pytest.mark.parametrize("order", [1, -1])
-def test_copy_has_the_nearest_kind_of_all_given_images(tmp_path: Path, order: int) -> None:
-    stored, other = (jpeg(data, 92) for data in corpus.photographs(2))
-    write(tmp_path / "photos/cat/1.jpg", stored)
-    write(tmp_path / "photos/dog/2.jpg", other)
-    result = command.run("prepare", tmp_path / "photos", tmp_path / "set", "--keep-original")
-    assert result.code == 0, result
-    given = [GivenImage(data, search.of(data)) for data in (stored, jpeg(stored, 60))][::order]
+def test_copy_has_the_nearest_kind_of_all_given_images(root: Path, order: int) -> None:
+    stored = photographs()[0]
+    given = [stored, smaller(stored)][::order]
+    assert found(root, *given).copies == [copy(0, SAME_BYTES)]
 
-    found = find_copies(open_dataset(str(tmp_path / "set")), given, engine.Workers(1), quiet=True)
 
-    assert found.copies == [("train", "cat/1.jpg", "same bytes")]
-    assert (found.problems, found.num_vague) == ([], 0)
+@pytest.mark.parametrize("number", range(3))
+def test_only_vague_images_of_the_given_are_counted(root: Path, number: int) -> None:
+    result = found(root, photographs()[0], *map(plain, range(10, 10 + number)))
+    assert (result.copies, result.num_vague) == ([copy(0, SAME_BYTES)], number)
+
+
+def test_image_damaged_after_it_was_hashed_is_named(root: Path) -> None:
+    """Its hashes are kept, so only the comparison reads it."""
+    given = smaller(photographs()[1])
+    assert found(root, given).copies == [copy(1, NEARLY)]
+    shard = root / "train-00001-of-00005"
+    flip_bit(shard, os.path.getsize(shard) // 2)
+
+    result = found(root, given)
+
+    assert result.copies == []
+    (problem,) = result.problems
+    assert str(shard) in problem

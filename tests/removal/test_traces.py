@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 import shlex
@@ -157,6 +158,15 @@ def test_parent_outside_the_search_is_named_by_digest(
     assert searched(dataset, newest=newest).problems == []
 
 
+def test_links_are_counted_once_in_nested_places(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    """The search begins with the newest version, which is in the folder of --search, too."""
+    newest = amend(dataset, tmp_path / "nested/new", "dog/1.jpg")
+    (problem,) = searched(newest.parent, newest=newest).problems
+    assert says("folders-not-searched-name-folders", ..., "1 hard link").search(problem)
+
+
 def test_replicas_in_notes_are_searched_or_only_named(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:
@@ -294,6 +304,21 @@ def test_pages_need_digest_and_image(dataset: Path, tmp_path: Path, searched: Se
         write(tmp_path / f"pages/{name}.html", text.encode())
     found = kinds(searched(tmp_path / "pages"))
     assert found == {"page": [str(tmp_path / f"pages/{name}.html") for name in ("key", "record")]}
+
+
+def test_keys_are_found_as_pages_escape_them(tmp_path: Path) -> None:
+    key = "cat/salt & pepper.jpg"
+    write(tmp_path / "photos" / key, image(2))
+    write(tmp_path / "photos/dog/1.jpg", image(1))
+    done("prepare", tmp_path / "photos", tmp_path / "set")
+    opened = open_dataset(str(tmp_path / "set"))
+    page = tmp_path / "pages/page.html"
+    write(page, f"<p>{opened.manifest.digest}</p><p>{html.escape(key)}</p>".encode())
+    sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
+
+    found = TraceSearch(opened, sizes, [str(page.parent)], "NEW").run()
+
+    assert [trace.place for trace in found if trace.kind == traces.PAGE] == [str(page)]
 
 
 def location(dataset: Path) -> str:

@@ -64,8 +64,11 @@ def test_folder_lists_metadata_in_checksums(dataset: Path, tmp_path: Path) -> No
         sha256 = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
         assert f"{sha256}  {name}\n" in sums
     before = contents(tmp_path)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     export(dataset, tmp_path, "folder", "--columns", CAPTIONS)
     assert contents(tmp_path) == before
+    # A finished export is not written again.
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     (tmp_path / "val/metadata.jsonl").unlink()
     export(dataset, tmp_path, "folder", "--columns", CAPTIONS)
     assert contents(tmp_path) == before

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import search
-from imagenet_prep.matching.find import DuplicateSearch
+from imagenet_prep.matching.find import DuplicateSearch, equal_bytes
 from imagenet_prep.matching.pictures import Pictures, PieceColumns
 from tests.kit.bounds import limited_memory
 from tests.kit.codec import mutations
@@ -76,6 +76,19 @@ def test_undecodable_images_with_planted_rows_are_named(
     assert len(found.problems) == 2
     assert all(f"{where} {n}: {reason}" in "".join(found.problems) for n in (0, 1))
     assert not found.by_sight.joined().any() or found.by_sight.joined().tolist() == [0, 1]
+
+
+def test_only_equal_digests_are_equal_bytes() -> None:
+    """Digests are forged here, so that many begin or end with the same words."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, 2, (60, 4), np.uint64)
+    expected: dict[bytes, list[int]] = {}
+    for number, row in enumerate(words):
+        expected.setdefault(row.tobytes(), []).append(number)
+
+    groups = [group.tolist() for group in equal_bytes(words.view(np.uint8))]
+
+    assert sorted(map(sorted, groups)) == sorted(g for g in expected.values() if len(g) > 1)
 
 
 def test_nearest_compares_a_bounded_number_of_images(

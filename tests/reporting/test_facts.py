@@ -16,6 +16,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.storage.dataset_store import Dataset
@@ -280,6 +281,16 @@ def test_quarantined_images_with_invalid_offsets_are_excluded(
     )
 
     assert [vars(incident) for incident in gathered(small).incidents] == [line]
+
+
+def test_forgotten_images_are_counted_as_excluded(small: tuple[Path, Manifest]) -> None:
+    root, _ = small
+    line = Incident("cat/a.jpg", "a", 0, 9, 0, "excluded", "listed", "on request", "train")
+    lines = line, line.forgotten("0f" * 16)
+    (root / schema.QUARANTINE).write_bytes(b"".join(each.line for each in lines))
+    found = gathered(small)
+
+    assert (found.incidents, found.num_excluded) == ([*lines], 2)
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -42,3 +42,5 @@ def test_combined_list_has_only_classes_of_its_task() -> None:
     append(*members, pieces=(classes[0], classes[1]._replace(class_index=None)))
     with pytest.raises(DataDamagedError, match=says("lists-image-different-class")):
         append(*members)
+    with pytest.raises(DataDamagedError, match=says("lists-image-unknown-class")):
+        append(members[0]._replace(class_index=3), pieces=(classes[0]._replace(class_index=None),))

@@ -172,6 +172,15 @@ def test_packed_files_are_unpacked_one_by_one(limits: Limits) -> None:
     assert packed.index_tasks() == packed.source.index_tasks("train")
 
 
+def test_unpacked_files_depend_on_the_classes() -> None:
+    """A run with other classes would otherwise take files without their images."""
+    for source, is_equal in ((Unpackable, False), (Stored, True)):
+        every, some, same = (
+            of_many(source, classes=classes).index_digest for classes in (range(7), (0, 3), [3, 0])
+        )
+        assert (some == every, some == same) == (is_equal, True)
+
+
 def test_combined_task_is_named_after_its_classes(limits: Limits) -> None:
     """A run with other classes would otherwise take lists of classes that it does not select."""
     limits(index_tasks=3)

@@ -470,6 +470,30 @@ def test_resumed_alternation_equals_an_uninterrupted_one(colours: Path) -> None:
         assert found == expected
 
 
+def by_number(root: Path, batch: int, weights: Any = None) -> Mix | Alternation:
+    """Two parts whose batches have the same size."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "fields": ("number",)}
+    few = make_dataset(root, "train", batch, where="class_index < 20", **usual)
+    many = make_dataset(root, "train", batch, where="class_index >= 20", **usual)
+    return make_mix({"few": few, "many": many}, weights, homogeneous=True)
+
+
+def test_weighted_epoch_ends_with_its_last_example(colours: Path) -> None:
+    mix = by_number(colours, 1, {"few": 1, "many": 1})
+    assert [len(examples(mix)) for _ in range(2)] == [NUM_TRAIN, NUM_TRAIN]
+
+
+def test_larger_batches_continue_with_the_next_epoch(colours: Path) -> None:
+    """The examples that are left of the epoch fill no batch."""
+    mix = by_number(colours, 1)
+    list(itertools.islice(mix, NUM_TRAIN - 2))
+    continued = by_number(colours, 4)
+    continued.restore(json.loads(json.dumps(mix.state())))
+
+    assert continued.epoch == 1
+    assert len(examples(continued)) == 20 + (NUM_TRAIN - 20) // 4 * 4
+
+
 def test_ranks_of_an_alternation_read_the_same_part(colours: Path) -> None:
     mixes = [alternating(colours, world=World(rank, 2)) for rank in range(2)]
     found: list[Example] = []

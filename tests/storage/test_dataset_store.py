@@ -20,12 +20,14 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import schema, tfds
 from imagenet_prep.dataset.column import Placement
-from imagenet_prep.dataset.manifest import DatasetFile, Manifest
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest, ManifestSource
 from imagenet_prep.dataset.member import QUARANTINED, Incident
-from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage import dataset_store, ledger
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import SourceLocation
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_dataset
 
@@ -301,6 +303,45 @@ def test_strays_are_files_of_other_shards(tmp_path: Path) -> None:
     assert found >= {*schema.beside(strays[0]), strays[0], strays[1]}
     assert found.isdisjoint({*known, *schema.beside(known[0]), "README", "test-00000-of-00001"})
     assert "test-00000-of-00001" in dataset_store.stray_files(store, ["test-00000-of-00002"])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_refused"),
+    [
+        ("IMG_1.JPG", True),
+        ("a.jpeg", True),
+        ("photos.Tar", True),
+        ("hub.PARQUET", True),
+        ("notes.txt", False),
+        (".hidden.jpg", False),
+        ("photos/", True),
+        ("columns/", False),
+        (".git/", False),
+    ],
+)
+def test_new_dataset_is_not_mixed_with_images(tmp_path: Path, name: str, is_refused: bool) -> None:
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(b"x")
+    store = LocalStore(tmp_path)
+    assert dataset_store.unrelated_names(store) == [name.rstrip("/")] * is_refused
+    if is_refused:
+        with pytest.raises(UsageError, match=says("contains-no-dataset-choose-empty", tmp_path)):
+            dataset_store.refuse_unrelated(store)
+    dataset_store.refuse_unrelated(store, str(tmp_path / name))
+
+
+def test_outputs_among_images_of_the_source_are_refused(root: Path, tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    sources = [ManifestSource("photos", 9, None, 6)]
+    change(root, dataclasses.replace(of(root).manifest, sources=sources))
+    ledger.note_source(of(root).manifest.digest, SourceLocation(str(place), {}))
+    for out in (root / "new", place / "photos", place / "photos/new"):
+        with pytest.raises(UsageError, match=says("inside-belongs-input-never-changes", out)):
+            dataset_store.refuse_inside(str(out), of(root))
+    for other in (place / "new", tmp_path / "new", "s3://bucket/photos"):
+        dataset_store.refuse_inside(str(other), of(root))
 
 
 def incident(key: str) -> Incident:

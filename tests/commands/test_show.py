@@ -50,6 +50,14 @@ def test_each_record_has_a_row_with_label(reference: Reference) -> None:
         assert row.endswith(image.text)
 
 
+def test_dataset_with_a_training_log_is_shown(prepared: Path) -> None:
+    """A run may write its log into the folder of its dataset."""
+    before = command.run("show", prepared)
+    (prepared / "train.jsonl").write_text("{}\n")
+    result = command.run("show", prepared)
+    assert (result.code, result.out) == (0, before.out), result
+
+
 def test_json_has_one_object_per_line(reference: Reference) -> None:
     result = command.run("show", reference.out / NAME, "--json", "--limit", "4")
 

@@ -130,6 +130,17 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def test_folder_of_the_administrator_may_be_a_link(
+    dag: Dag, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = files.parent / "link"
+    link.symlink_to(files)
+    monkeypatch.setenv("IMAGENET_PREP_AIRFLOW_FILES", str(link))
+    for folder in (files, link):
+        flag = f"--exclude={folder}/keys.txt"
+        assert flag in dag.run("prepare", prepare_flags=[flag])
+
+
 def passed_by_the_dag(dag: Dag) -> dict[str, set[str]]:
     """Returns the fields that the DAG itself passes to each verb."""
     full = {

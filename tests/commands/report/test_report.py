@@ -21,6 +21,7 @@ from imagenet_prep import report, verify
 from imagenet_prep import report as report_verb
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset.member import OF_INPUT
 from imagenet_prep.reporting import facts, render, sample
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -556,6 +557,15 @@ def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
 def test_quarantined_images_are_shown_only_from_source(small: Demo, copy: Path) -> None:
     assert any(incident_pictures(copy, None))
     assert any(incident_pictures(copy, small.source))
+
+
+def test_images_of_the_input_have_no_picture(small: Demo, copy: Path) -> None:
+    """Their archives are sources of the input, so the same name may be a different file here."""
+    found = facts.gather(open_dataset(LocalStore(copy)), [], LocalStore(small.source))
+    found.incidents = [
+        dataclasses.replace(line, action=f"{OF_INPUT}{line.action}") for line in found.incidents
+    ]
+    assert {each.picture for each in sample.incidents(found)} == {None}
 
 
 @pytest.mark.root

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from imagenet_prep.reporting import facts
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, faults
 from tests.kit.columns import make_column
 from tests.kit.dataset import assert_visible_files_are_complete, contents
@@ -105,6 +107,9 @@ def test_refusal_of_ssh_is_not_retried(hosts: Hosts, dataset: Path) -> None:
         assert said.search(line)
         assert "known_hosts" in line
     hosts.assert_whole(dataset, "10.0.0.2", "node-3")
+    # Only complete replicas are noted.
+    noted = [note.where for note in facts.replicas_of(LocalStore(dataset))]
+    assert noted == ["ubuntu@node-4:~/set"]
 
 
 def test_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:

@@ -120,7 +120,7 @@ def test_re_encoded_image_needs_less_detail(tmp_path: Path) -> None:
     ("strong", "nearest"),
     [((ENOUGH, LESS), 1), ((LESS, ENOUGH), 1), ((ENOUGH, ENOUGH), 1), ((LESS, LESS), None)],
 )
-def test_one_image_of_a_pair_has_enough_detail(
+def test_one_image_of_pair_has_enough_detail(
     tmp_path: Path, strong: tuple[int, int], nearest: int | None
 ) -> None:
     data = mutations.sources()["420"]

@@ -109,7 +109,7 @@ def test_image_excluded_by_0_1_0_keeps_key(tmp_path: Path) -> None:
     assert [*dataset_store.incidents(new.store, new.manifest)] == []
 
 
-def test_forgotten_image_has_no_name_in_lines_of_0_1_0(tmp_path: Path) -> None:
+def test_lines_of_0_1_0_are_forgotten(tmp_path: Path) -> None:
     """They do not tell the split, so every line with the key is changed."""
     quarantined = ("quarantined", "truncated", "ends early")
     lines = [

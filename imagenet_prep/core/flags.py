@@ -298,9 +298,14 @@ class Settings:
 
     `groups` maps each heading of --help to the names of its fields. A class without `groups` shows
     all its own fields. Only --help-all shows the remaining flags.
+
+    A flag with a second, different value is refused. With `are_defaults_first`, the last value
+    counts, since scripts give a verb's defaults before the flags of their users; of files such as
+    lists of keys, a second one is refused nevertheless.
     """
 
     groups: ClassVar[Mapping[str, str]] = {}
+    are_defaults_first: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name, spec in self._flags.items():
@@ -404,6 +409,20 @@ def parse_known(
     return line.config(values), others
 
 
+class _StoreOnce(argparse.Action):
+    """Stores the value of a flag; refuses a second, different one instead of losing the first."""
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, values: Any, _option: object = None
+    ) -> None:
+        if hasattr(namespace, self.dest) and getattr(namespace, self.dest) != values:
+            raise argparse.ArgumentError(
+                self,
+                "given twice with different values. Give it once, and join lists into one file",
+            )
+        setattr(namespace, self.dest, values)
+
+
 def entries(config: type[Any]) -> list[FlagHelp]:
     """Returns the flags of a config as shown by the help and by shell completion."""
     return _CommandLine(config, "").entries
@@ -446,7 +465,10 @@ class _CommandLine:
         base = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
         is_tuple = typing.get_origin(base) is tuple
         read = _comma_separated if is_tuple else spec.read or _READERS.get(base, base)
-        options: dict[str, Any] = {"action": "store_true"} if base is bool else {"type": read}
+        may_repeat = self._config.are_defaults_first and spec.place is not AddressKind.FILE
+        options: dict[str, Any] = {"action": "store" if may_repeat else _StoreOnce, "type": read}
+        if base is bool:
+            options = {"action": "store_true"}
         if is_tuple:
             options["action"] = "extend"  # repeated flags extend the list
         main = [] if spec.positional and not spec.aliases else [_spelled(field.name, spec)]

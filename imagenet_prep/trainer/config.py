@@ -191,6 +191,7 @@ class TrainConfig(Settings):
     the SageMaker guide. `train` also translates tutorial flags that need more than a new name.
     """
 
+    are_defaults_first = True
     groups = {  # noqa: RUF012
         "Data and network": "data_dir synthetic framework model batch_size num_epochs",
         "Recipe": "recipe optimizer lr momentum weight_decay schedule",

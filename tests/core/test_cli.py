@@ -588,7 +588,7 @@ def test_sizes_are_in_powers_of_a_thousand(count: float, expected: str) -> None:
 
 
 @dataclass(frozen=True)
-class Aliased:
+class Aliased(flags.Settings):
     """A flag with other spellings."""
 
     short_side: int = flags.flag(480, help="how small", metavar="PX", aliases=("-r", "--size"))

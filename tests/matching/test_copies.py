@@ -79,7 +79,7 @@ def test_copies_are_named_with_their_kind(root: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_copy_has_the_nearest_kind_of_all_given_images(root: Path, order: int) -> None:
+def test_copy_has_the_nearest_kind_of_all(root: Path, order: int) -> None:
     stored = photographs()[0]
     given = [stored, smaller(stored)][::order]
     assert found(root, *given).copies == [copy(0, SAME_BYTES)]

@@ -58,6 +58,14 @@ class AddressKind(enum.Enum):
             raise ValueError(f"{name} {shown}: {error}") from None
         if is_address:
             return
+        host, _, rest = text.partition(":")
+        is_on_host = rest.startswith(("/", "~")) and "/" not in host and host != "hosts"
+        if is_on_host and self in _WRITABLE and not os.path.lexists(f"{host}:"):
+            raise ValueError(
+                f"{name} {text}: looks like a path on a host. To copy to hosts, write their names "
+                "into a file, and run imagenet-prep replicate SET --to hosts:FILE:PATH. For a "
+                f"local folder of this name, write ./{text}"
+            )
         # `Path.expanduser` fails for a user without a home folder.
         path = Path(os.path.expanduser(text))  # noqa: PTH111
         if str(path).startswith("~"):
@@ -73,6 +81,9 @@ class AddressKind(enum.Enum):
                 raise ValueError(
                     f"{name} {text}: {existing} is a file or a broken link, expected a folder"
                 )
+
+
+_WRITABLE = (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET, AddressKind.OUTPUT, AddressKind.RUN)
 
 
 def require_base(base: str) -> None:

@@ -154,6 +154,7 @@ class ColumnWriter:
         chosen = np.array(numbers, np.int64)
         feed.use_order(Order(self._records.examples_per_shard, None, chosen=chosen))
         self._reader = Reader(feed, choice)
+        self._is_entered = False
         self._due: list[int] = []
         self._file: Generator[None, bytes | memoryview, None] | None = None
 
@@ -162,6 +163,11 @@ class ColumnWriter:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields batches of this rank's records that have no rows yet."""
+        if not self._is_entered:
+            raise UsageError(
+                "a ColumnWriter completes its column at the end of a with statement: write `with "
+                "ColumnWriter(...) as writer:` around the loop"
+            )
         if not self._reader.num_examples:
             return
         # After a loop that ended early, this loop continues, since rows are written in order.
@@ -209,6 +215,7 @@ class ColumnWriter:
         return self.is_complete
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

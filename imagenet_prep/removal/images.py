@@ -153,7 +153,8 @@ def _add_copies(
     if result.num_vague:
         found.problems.append(
             f"{result.num_vague:,} of the pictures have too little detail: only copies with equal "
-            "pixels were found."
+            "pixels were found. Look for changed copies by eye; then --exact, which compares only "
+            "bytes, ends without this problem."
         )
     kinds = {(copy.split, copy.key): copy.kind for copy in result.copies}
     for image in stored_images(dataset) if kinds else ():

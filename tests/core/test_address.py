@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,23 @@ def test_public_addresses_contain_no_secret() -> None:
     shown = address.public("https://ann:open-sesame@host:8080/a/b?sig=open-sesame#open-sesame")
 
     assert shown == "https://host:8080/a/b"
+
+
+@pytest.mark.parametrize("text", ["node1:/data/x", "user@node1:/data/x", "hosts.txt:~/x"])
+def test_path_on_a_host_is_no_local_folder(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsync and scp would copy to the host, and replicate would write here."""
+    monkeypatch.chdir(tmp_path)
+    for kind in (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET, AddressKind.OUTPUT):
+        with pytest.raises(ValueError, match=says("path-host-rsync-copy-hosts", "--to", text)):
+            kind.check("--to", text)
+        kind.check("--to", f"./{text}")
+    (tmp_path / text.partition("/")[0]).mkdir()
+    if "~" not in text:
+        AddressKind.FOLDER.check("--to", text)
+
+
+@pytest.mark.parametrize("text", ["hosts:/etc/hosts:/data/x", "hosts:hosts.txt:~/x", "a/b:/c"])
+def test_hosts_files_and_colons_in_names_pass(text: str) -> None:
+    AddressKind.FOLDER_OR_BUCKET.check("--to", text)

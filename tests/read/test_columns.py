@@ -371,12 +371,12 @@ def test_each_batch_needs_one_write(damaged: Path) -> None:
 
 
 def test_second_batch_of_a_file_needs_a_write(damaged: Path) -> None:
-    writer = begin(damaged)
-    batches = iter(writer)
-    writer.write(rows_of(next(batches)))
-    next(batches)
-    with pytest.raises(UsageError, match=says("write-not-called-batch-call")):
+    with begin(damaged) as writer:
+        batches = iter(writer)
+        writer.write(rows_of(next(batches)))
         next(batches)
+        with pytest.raises(UsageError, match=says("write-not-called-batch-call")):
+            next(batches)
 
 
 def test_interrupted_loop_continues_with_the_next_file(damaged: Path) -> None:
@@ -628,13 +628,19 @@ def test_files_of_killed_writers_are_removed(damaged: Path) -> None:
 def test_rows_have_the_type_of_the_column(
     damaged: Path, dtype: str, rows: Any, is_accepted: bool
 ) -> None:
-    writer = ColumnWriter(damaged, "train", "v", (2,), dtype, batch_size=8, reader=NATIVE)
-    next(iter(writer))
-    if is_accepted:
-        writer.write(rows)
-    else:
-        with pytest.raises(UsageError):
+    with ColumnWriter(damaged, "train", "v", (2,), dtype, batch_size=8, reader=NATIVE) as writer:
+        next(iter(writer))
+        if is_accepted:
             writer.write(rows)
+        else:
+            with pytest.raises(UsageError):
+                writer.write(rows)
+
+
+def test_loop_outside_a_with_statement_is_refused(damaged: Path) -> None:
+    """Its column would never be complete, not even if the script runs again."""
+    with pytest.raises(UsageError, match=says("columnwriter-completes-column-end-statement")):
+        next(iter(begin(damaged)))
 
 
 class Bfloat16(np.ndarray):
@@ -646,10 +652,10 @@ class Bfloat16(np.ndarray):
 def test_bfloat16_is_not_a_number_of_16_bits(damaged: Path) -> None:
     """The bits of 1.0 would be stored as 16256."""
     rows = np.full((8, 2), 16256, np.uint16).view(Bfloat16)
-    writer = ColumnWriter(damaged, "train", "v", (2,), "uint16", batch_size=8, reader=NATIVE)
-    next(iter(writer))
-    with pytest.raises(UsageError):
-        writer.write(rows)
+    with ColumnWriter(damaged, "train", "v", (2,), "uint16", batch_size=8, reader=NATIVE) as writer:
+        next(iter(writer))
+        with pytest.raises(UsageError):
+            writer.write(rows)
 
 
 def test_parts_of_datasets_get_no_columns(damaged: Path) -> None:

@@ -58,9 +58,9 @@ class AddressKind(enum.Enum):
             raise ValueError(f"{name} {shown}: {error}") from None
         if is_address:
             return
-        host, _, rest = text.partition(":")
-        is_on_host = rest.startswith(("/", "~")) and "/" not in host and host != "hosts"
-        if is_on_host and self in _WRITABLE and not os.path.lexists(f"{host}:"):
+        first = text.partition("/")[0]
+        is_on_host = first.endswith((":", ":~")) and not text.startswith("hosts:")
+        if is_on_host and self in _WRITABLE and not os.path.lexists(first):
             raise ValueError(
                 f"{name} {text}: looks like a path on a host. To copy to hosts, write their names "
                 "into a file, and run imagenet-prep replicate SET --to hosts:FILE:PATH. For a "

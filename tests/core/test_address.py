@@ -114,7 +114,7 @@ def test_public_addresses_contain_no_secret() -> None:
     assert shown == "https://host:8080/a/b"
 
 
-@pytest.mark.parametrize("text", ["node1:/data/x", "user@node1:/data/x", "hosts.txt:~/x"])
+@pytest.mark.parametrize("text", ["node1:/x", "user@node1:/x", "hosts.txt:~/x", "host:list:/x"])
 def test_path_on_a_host_is_no_local_folder(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,10 +125,9 @@ def test_path_on_a_host_is_no_local_folder(
             kind.check("--to", text)
         kind.check("--to", f"./{text}")
     (tmp_path / text.partition("/")[0]).mkdir()
-    if "~" not in text:
-        AddressKind.FOLDER.check("--to", text)
+    AddressKind.FOLDER.check("--to", text)
 
 
-@pytest.mark.parametrize("text", ["hosts:/etc/hosts:/data/x", "hosts:hosts.txt:~/x", "a/b:/c"])
+@pytest.mark.parametrize("text", ["hosts:/etc/hosts:/x", "hosts:a.txt:~/x", "a/b:/c", "T10:00/a"])
 def test_hosts_files_and_colons_in_names_pass(text: str) -> None:
     AddressKind.FOLDER_OR_BUCKET.check("--to", text)

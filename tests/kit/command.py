@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -120,6 +120,19 @@ def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(map(str, (REPOSITORY / "tests" / "kit" / "start", REPOSITORY)))
     ours = {"LANG": "C.UTF-8", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     return kept | ours | {"JDK_JAVA_OPTIONS": SHORT_LIVED_JAVA} | RARE_CYCLES | more
+
+
+def with_flags(words: Iterable[str | Path], more: Iterable[str | Path]) -> list[str | Path]:
+    """Returns words in which the flags of `more` replace equal ones: a flag is given once."""
+    more = [*more]
+    kept = []
+    is_replaced = False
+    for word in words:
+        if str(word).startswith("--"):
+            is_replaced = word in more
+        if not is_replaced:
+            kept.append(word)
+    return [*kept, *more]
 
 
 @contextlib.contextmanager

@@ -89,7 +89,8 @@ class Peers:
     ) -> Iterator[command.Running]:
         """Yields a running process of the host `name`, which is held at `step`."""
         share = [] if alone else ["--share"]
-        arguments = (name, self.folder, step, str(lost_after_s), *self.words, *share, *more)
+        words = command.with_flags(self.words, (*share, *more))
+        arguments = (name, self.folder, step, str(lost_after_s), *words)
         program = ("-P", "-c", _PROGRAM)
         with command.started(*arguments, program=program, env=self._env) as running:
             yield running

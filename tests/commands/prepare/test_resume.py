@@ -18,8 +18,9 @@ from tests.kit.dataset import (
 )
 
 
-def arguments(source: Path, out: Path, *more: str) -> list[str]:
-    return ["prepare", "--source", str(source), "--out", str(out), *SETTINGS, *more]
+def arguments(source: Path, out: Path, *more: str) -> list[str | Path]:
+    words = ("prepare", "--source", source, "--out", out, *SETTINGS)
+    return command.with_flags(words, more)
 
 
 @pytest.fixture

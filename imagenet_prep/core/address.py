@@ -19,6 +19,8 @@ AnyConfig = TypeVar("AnyConfig")
 # matches: it is the beginning of a password that contains a slash.
 LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
+# The start of hosts:HOSTSFILE:PATH, the folder PATH on each host of a file.
+HOSTS = "hosts:"
 _ARN = re.compile(r"s3://arn:[^@\s]*")
 
 
@@ -59,7 +61,7 @@ class AddressKind(enum.Enum):
         if is_address:
             return
         first = text.partition("/")[0]
-        is_on_host = first.endswith((":", ":~")) and not text.startswith("hosts:")
+        is_on_host = first.endswith((":", ":~")) and not text.startswith(HOSTS)
         if is_on_host and self in _WRITABLE and not os.path.lexists(first):
             raise ValueError(
                 f"{name} {text}: looks like a path on a host. To copy to hosts, write their names "

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from imagenet_prep.core.address import HOSTS
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.dataset.shared_flags import data_set
 
-_HOSTS = "hosts:"
 _PARTITION = {"mode": ("partition",)}
 
 
@@ -133,10 +133,10 @@ class ReplicateConfig(Settings):
     @property
     def to_hosts(self) -> bool:
         """Whether the target has the form hosts:HOSTSFILE:PATH."""
-        return self.to.startswith(_HOSTS)
+        return self.to.startswith(HOSTS)
 
     @property
     def hosts_and_path(self) -> tuple[str, str]:
         """HOSTSFILE and PATH of the target hosts:HOSTSFILE:PATH."""
-        hosts_file, _, path = self.to.removeprefix(_HOSTS).partition(":")
+        hosts_file, _, path = self.to.removeprefix(HOSTS).partition(":")
         return hosts_file, path

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, some
@@ -24,13 +24,14 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.consistency import tfds_files
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Split
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, REPAIRED, Incident
-from imagenet_prep.shards.sorted_tables import samples_root
+from imagenet_prep.shards.sorted_tables import digests, samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.store import Store
 
 _MOST_SOURCES = 8
+_MOST_KEYS = 10
 
 
 def of_set(path: str, dataset: Dataset) -> Json:
@@ -76,14 +77,39 @@ def _missing(dataset: Dataset, split: str) -> list[str]:
 def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds: float) -> Json:
     """Returns the result of a run as JSON, from the receipts of the shards that it wrote."""
     written = sum(receipt.examples for receipt in new)
+    contents = of_set(path, dataset)
+    if written:
+        for name, keys in _also_in_train(dataset).items():
+            also = {"images": len(keys), "keys": keys[:_MOST_KEYS]}
+            contents["splits"][name]["also_in_train"] = also
     return {
-        **of_set(path, dataset),
+        **contents,
         "written_examples": written,
         "written_bytes": sum(receipt.num_bytes for receipt in new),
         "read_bytes": sum(receipt.source_bytes for receipt in new),
         "seconds": round(seconds, 2),
         "images_per_s": round(written / seconds, 1),
     }
+
+
+def _also_in_train(dataset: Dataset) -> dict[str, list[str]]:
+    """Returns, for each other split, the keys of images whose stored bytes train has, too."""
+    splits = dataset.manifest.splits
+    others = [name for name in splits if name != schema.TRAIN]
+    if not others or schema.TRAIN not in splits or not dataset.manifest.has_samples:
+        return {}
+
+    def images(split: str) -> Iterator[tuple[str, bytes]]:
+        return digests(dataset.store, dataset.shards(split))
+
+    elsewhere = {digest for name in others for _, digest in images(name)}
+    in_both = {digest for _, digest in images(schema.TRAIN) if digest in elsewhere}
+    found = {
+        name: sorted(key for key, digest in images(name) if digest in in_both)
+        for name in others
+        if in_both
+    }
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def render(summary: Json, notes: Sequence[str] = ()) -> str:
@@ -156,6 +182,15 @@ def _lines_of_set(summary: Json) -> list[str]:
         if missing:
             classes = f"{counted(len(missing), 'class')} of train"
             lines.append(printable(f"{name}: no image of {classes}: {some(missing)}"))
+        also = split.get("also_in_train")
+        if also:
+            lines.append(
+                printable(
+                    f"{name}: {counted(also['images'], 'image')} with the bytes of an image of "
+                    f"train, such as {', '.join(also['keys'][:3])}. With them, accuracies are too "
+                    "high. To list all copies, run imagenet-prep duplicates"
+                )
+            )
     for action in ("repaired", "quarantined"):
         reasons = summary[action]
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())

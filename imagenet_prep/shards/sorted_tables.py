@@ -219,10 +219,23 @@ def samples_root(store: Readable, shards: Sequence[Shard]) -> str:
 
 
 def _sort_tables(runs: SortedRuns, store: Readable, shards: Sequence[Shard]) -> None:
-    """Writes the entries of all samples of these shards as sorted runs; see `samples.entry`."""
+    """Writes the entries of all samples of these shards as sorted runs."""
+    runs.write(_pieces_of_entries(store, shards))
+
+
+def digests(store: Readable, shards: Sequence[Shard]) -> Iterator[tuple[str, bytes]]:
+    """Yields, for each sample, its key and the sha256 of its stored bytes in hex."""
+    for piece in _pieces_of_entries(store, shards):
+        for line in piece.splitlines():
+            key, _, leaf = line.partition(b"\0")
+            yield key.decode(), leaf.removesuffix(b'"]')[-2 * _HASH_BYTES :]
+
+
+def _pieces_of_entries(store: Readable, shards: Sequence[Shard]) -> Iterator[bytes]:
+    """Yields the entries of all samples of these shards, in pieces; see `samples.entry`."""
     tables = prefetch(partial(dataset_store.sound_table, store, most=RUN_BYTES), shards)
-    entries = (_entries(store, shard, table.result()) for shard, table in tables)
-    runs.write(itertools.chain.from_iterable(entries))
+    for shard, table in tables:
+        yield from _entries(store, shard, table.result())
 
 
 def _entries(store: Readable, shard: Shard, table: bytes | None) -> Iterator[bytes]:

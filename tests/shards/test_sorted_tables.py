@@ -110,6 +110,14 @@ def test_root_is_independent_of_shards_runs_and_blocks(
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
+def test_digests_are_those_of_the_tables(tmp_path: Path, code: str) -> None:
+    rows = [kept(f"{number % 7}/{'ab!~ü,'[number % 6]}{number}") for number in range(20)]
+    rows = [row._replace(sha256=f"{number:064x}") for number, row in enumerate(rows)]
+    shards = write_lines(tmp_path, divided(rows, 3))
+    found = sorted_tables.digests(LocalStore(tmp_path), shards)
+    assert sorted(found) == sorted((row.key, row.sha256.encode()) for row in rows)
+
+
 def awkward_keys(chance: random.Random) -> list[str]:
     """Returns distinct keys: prefixes of others, long keys, and keys with special characters."""
     keys = {"a" * number for number in range(1, 40)}

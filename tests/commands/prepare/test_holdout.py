@@ -12,6 +12,7 @@ import pytest
 
 from imagenet_prep import report
 from imagenet_prep.core import strict_json
+from imagenet_prep.core.terminal import counted
 from tests.kit import command, layouts
 from tests.kit.dataset import contents, split_records, stamps
 from tests.kit.messages import says, wording
@@ -187,3 +188,47 @@ def test_mnist_files_become_a_dataset(tmp_path: Path) -> None:
     assert prepare(unpacked, tmp_path / "again", "--holdout", "10").code == 0
     for split in SPLITS:
         assert names(tmp_path / "again", split) == names(out, split)
+
+
+@pytest.mark.parametrize("num_copies", [0, 1, 12])
+def test_copies_in_train_and_holdout_are_named(tmp_path: Path, num_copies: int) -> None:
+    """A phone or browser copies `1.jpg` as `1 (1).jpg`. Copies within one split are not named."""
+    for number in range(24):
+        layouts.write(tmp_path / f"in/birds/{number:02}.jpg", photograph(20, 30, number))
+    source = "--source", tmp_path / "in", "--holdout", "12"
+    assert command.run("prepare", *source, "--out", tmp_path / "first").code == 0
+    in_holdout, in_train = (
+        sorted(f"birds/{name}" for name in names(tmp_path / "first", split))
+        for split in ("holdout", "train")
+    )
+    pairs = [*zip(in_holdout, in_train, strict=True)][:num_copies]
+    if num_copies < 12:
+        pairs += [(in_holdout[-1], in_holdout[-2]), (in_train[-1], in_train[-2])]
+    for image, copy in pairs:
+        shutil.copyfile(tmp_path / "in" / image, tmp_path / "in" / copy)
+
+    made = command.run("prepare", *source, "--out", tmp_path / "out")
+    said = [line for line in made.out.splitlines() if line.startswith("holdout: ")]
+    stated = command.run("prepare", *source, "--out", tmp_path / "again", "--json").json["splits"]
+    assert "also_in_train" not in stated["train"]
+    if num_copies:
+        named = in_holdout[:num_copies]
+        expected = {"images": num_copies, "keys": named[:10]}
+        assert stated["holdout"]["also_in_train"] == expected
+        facts = "holdout", counted(num_copies, "image"), ", ".join(named[:3])
+        assert said[1] == wording("bytes-image-train-such-them", *facts)
+    else:
+        assert "also_in_train" not in stated["holdout"]
+        assert len(said) == 1
+
+
+@pytest.mark.parametrize("splits", ["train", "validation"])
+def test_copies_are_only_named_if_train_exists(tmp_path: Path, splits: str) -> None:
+    for folder in ("train", "val"):
+        layouts.write(tmp_path / "in" / folder / "birds/1.jpg", photograph(20, 30, 1))
+    source = "--source", tmp_path / "in"
+    copies = says("bytes-image-train-such-them", "validation", "1 image", "birds/1.jpg")
+    part = command.run("prepare", *source, "--splits", splits, "--out", tmp_path / "part")
+    assert part.code == 0, part
+    assert not copies.search(part.out)
+    assert copies.search(command.run("prepare", *source, "--out", tmp_path / "out").out)

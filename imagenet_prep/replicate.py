@@ -267,7 +267,7 @@ def _bring(config: ReplicateConfig, source: Original, target: Replica | Bucket) 
         put = target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
-            print(f"replicate: resuming: {kept:,} of {files} already in place", file=sys.stderr)
+            print(f"replicate: {kept:,} of {files} already in place", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking_at_first or target.unfinished():

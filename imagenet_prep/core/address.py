@@ -99,6 +99,8 @@ def require_base(base: str) -> None:
         raise ValueError(f"{parts.scheme}:// is not supported: use http(s)://, s3:// or a folder")
     if parts.scheme not in ("http", "https", "s3"):
         return
+    if not base.startswith(parts.scheme):
+        raise ValueError(f"write the scheme in lower case: {parts.scheme}://")
     if not parts.hostname:
         raise ValueError(
             f"the address has no host or bucket: it begins with {parts.scheme}://, and their name "

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 import re
 import shlex
 import shutil
@@ -176,7 +177,8 @@ class Parser(argparse.ArgumentParser):
         if stray.startswith("-"):
             more = f" {after.subject} after --." if after is not None and expected else meant
             return UsageError(self.with_help(f"{name}: {verb} has no such flag.{more}"))
-        return UsageError(self.with_help(f"{name}: unexpected argument of {verb}"))
+        expanded = ". If the shell replaced a *, give the folder" if os.path.lexists(stray) else ""
+        return UsageError(self.with_help(f"{name}: unexpected argument of {verb}{expanded}"))
 
 
 def meant_by(word: str, known: Iterable[str]) -> str:

@@ -29,7 +29,18 @@ MOST_BYTES = 64 << 20
 # Enough for a list of a million images with 1 kB per line.
 MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
+_HEADER = re.compile(r"[^\r\n]*")
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+def delimiter_of(text: str) -> str:
+    """Returns the delimiter of a CSV file, from its header: a comma, a semicolon or a tab.
+
+    Spreadsheets write semicolons in countries where the decimal separator is a comma.
+    """
+    header = _HEADER.match(text)
+    assert header is not None
+    return max((",", ";", "\t"), key=header[0].count)
 
 
 def open_to_read(path: Path) -> int:

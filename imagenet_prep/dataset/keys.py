@@ -15,6 +15,7 @@ import io
 import os
 import re
 import string
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +40,25 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
+# Why a line may name no image. A message has the advice for its lines, and never the lines.
+_ADVICE = (
+    (
+        re.compile(r"[^/]*\S\s+\S[^/]*/"),
+        "In the class of a key, blanks are underscores: Urlaub_2021/1.jpg for Urlaub 2021/1.jpg. ",
+    ),
+    (
+        re.compile(r"\s|.*\s\Z"),
+        "A blank at the start or end of a line is part of the key. ",
+    ),
+    (
+        re.compile(r"[.~/\\]|[^/]*/.*/"),
+        "A key does not contain the path of the prepared folder. ",
+    ),
+    (
+        re.compile(r'.*[",;\t]'),
+        "A line has only a key, without quotes and without further columns. ",
+    ),
+)
 WNID = re.compile(r"n\d{8}")
 MOST_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
@@ -287,11 +307,20 @@ class KeyList:
             raise UsageError(
                 f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
                 "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
-                "train:n01440764/n01440764_10026.JPEG. A key does not contain the path of the "
-                "prepared folder. A blank at the start or end of a line is part of the key. For a "
-                "list that is applied repeatedly, whose images may already be excluded, add "
-                "--allow-unknown."
+                f"train:n01440764/n01440764_10026.JPEG. {_advice(unknown)}For a list that is "
+                "applied repeatedly, whose images may already be excluded, add --allow-unknown."
             )
+
+
+def _advice(lines: Collection[str]) -> str:
+    keys = [split_and_key(line)[1] for line in lines]
+    found = [text for pattern, text in _ADVICE if any(map(pattern.match, keys))]
+    if not all(unicodedata.is_normalized("NFC", key) for key in keys):
+        found.append(
+            "Some letters with accents have two spellings in Unicode (NFC and NFD): copy keys from "
+            "imagenet-prep show SET --keys. "
+        )
+    return "".join(found)
 
 
 class Lookup:
@@ -448,7 +477,10 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
             os.set_blocking(descriptor, True)
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: the list of keys cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{path}: the list of keys cannot be read: {error.strerror}. Give a file with one key "
+            "per line."
+        ) from error
     if len(data) > _MOST_BYTES:
         raise UsageError(f"{path}: the list of keys has more than {_MOST_BYTES:,} bytes")
     if max(map(data.count, _ENDS)) > MOST_LINES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -56,19 +57,42 @@ OF_AUTHORS = (
     "rai:hasSyntheticData",
 )
 
+# Further fields of Croissant 1.1, section "Dataset", and of schema.org's Dataset.
+_OPTIONAL = (
+    "alternateName",
+    "contributor",
+    "dateCreated",
+    "dateModified",
+    "description",
+    "funder",
+    "inLanguage",
+    "isLiveDataset",
+    "keywords",
+    "maintainer",
+    "name",
+    "publisher",
+    "sameAs",
+    "sdLicense",
+    "sdVersion",
+    "usageInfo",
+)
+_LIKENESS = 0.85  # of licence and license; that of licenseUrl and license is lower
+
 
 def document(dataset: Dataset, name: str, about: Json, texts: Sequence[Column] = ()) -> Json:
     """Returns Croissant metadata with the fields in `about`, for example a different name.
 
     Columns of `texts` become record sets: the rows of a split, in the order of its records.
 
-    Raises UsageError if `about` contains a field that is generated from the manifest.
+    Raises UsageError if `about` contains a field that is generated from the manifest, or one that
+    is spelled almost like a field of the format.
     """
     generated = sorted(_OURS & about.keys())
     if generated:
         raise UsageError(
             f"--about: {', '.join(generated)}: these fields come from the manifest. Remove them."
         )
+    _refuse_misspelt(about)
     manifest, classes = dataset.manifest, dataset.classes
     of_manifest = hashlib.sha256(dataset.data).hexdigest()
     files = [
@@ -119,6 +143,17 @@ def document(dataset: Dataset, name: str, about: Json, texts: Sequence[Column] =
             *map(_text_records, texts),
         ],
     }
+
+
+def _refuse_misspelt(about: Json) -> None:
+    """Raises UsageError if a field is almost, but not exactly, one of the format."""
+    known = {name.lower(): name for name in (*OF_AUTHORS, *_OPTIONAL)}
+    for name in about.keys() - known.values():
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=_LIKENESS)
+        if near:
+            raise UsageError(
+                f"--about: {name}: not a field of Croissant. Did you mean {known[near[0]]}?"
+            )
 
 
 def _object(file: DatasetFile) -> Json:

@@ -293,7 +293,15 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
 def _refuse_others(job: ExportJob, mark: str, digest: str) -> None:
     """Raises UsageError if the folder contains anything that is not part of this export."""
     names = job.store.list_folder()
-    existing = job.finished().get("request")
+    done = job.finished()
+    existing = done.get("request")
+    ours = job.source.dataset.manifest.digest
+    if existing and done.get("dataset") not in (None, ours):
+        raise UsageError(
+            f"{job.store.where()} has an export of the dataset {done['dataset'][:16]}, perhaps an "
+            f"older version; this one is {ours[:16]}. Choose a different folder, or delete the "
+            "export first."
+        )
     if schema.WORK in names and job.store.size(mark) is not None:
         existing = job.store.read(mark).decode(errors="replace")
     if existing and existing != digest:

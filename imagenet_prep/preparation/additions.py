@@ -169,7 +169,8 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     split_folders.folders.pop(schema.HOLDOUT, None)
     if not split_folders.folders:
         raise UsageError(
-            f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
+            f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*. If "
+            "the folder is one class, give the folder above it."
         )
     folders = split_folders.folders
     unread = layout.unread(split_folders)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from imagenet_prep import engine
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
+from imagenet_prep.core.small_files import delimiter_of
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import example, keys, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -114,20 +115,25 @@ class ChangeRequest:
 def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False) -> Relabels:
     """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index.
 
-    The fields are read exactly as they are, like the lines of `keys.read_list`.
+    A semicolon or a tab may replace the comma, as in files of a spreadsheet. The fields are read
+    exactly as they are, like the lines of `keys.read_list`.
     """
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (invalid at byte {error.start:,})") from None
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    delimiter = delimiter_of(text)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     numbered: dict[str, int] = {}
     class_of: dict[int, int] = {}
     repeated: list[int] = []
     absent: dict[int, str] = {}
     try:
         if next(rows, None) != _HEADER:
-            raise UsageError(f"{path}: line 1: expected the header {','.join(_HEADER)}")
+            raise UsageError(
+                f"{path}: line 1: expected the header {','.join(_HEADER)}, with a comma, a "
+                "semicolon or a tab"
+            )
         for row in filter(None, rows):
             if len(row) != len(_HEADER):
                 raise UsageError(f"{path}: line {rows.line_num}: expected two fields: key,class")

@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -48,6 +48,13 @@ _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
 }
 
+# Operators of NumPy and pandas, and the words that replace them here.
+_WORDS: dict[type[ast.AST] | None, str] = {
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.Invert: "not",
+}
+
 
 class Where:
     """An expression with the values of one example, such as `width >= 512`.
@@ -74,7 +81,10 @@ class Where:
             self._tree = _parsed(text)
             self.text = ast.unparse(self._tree)
         except SyntaxError as error:
-            raise self._error(f"is no expression ({error.msg})") from None
+            problem = f"is no expression ({error.msg})"
+            if "column:" in text:
+                problem += ". Write a column by its name alone, without column:"
+            raise self._error(problem) from None
         except (ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"is no expression ({error})") from None
         self.names: set[str] = set()
@@ -124,7 +134,15 @@ class Where:
                 else:
                     raise self._error("has `is`: expected `==`")
         else:
-            raise self._error(f"has {ast.unparse(node)!r}: expected names, numbers and comparisons")
+            self._refuse(node)
+
+    def _refuse(self, node: ast.expr) -> NoReturn:
+        operation = type(node.op) if isinstance(node, (ast.BinOp, ast.UnaryOp)) else None
+        problem = f"has {ast.unparse(node)!r}: expected names, numbers and comparisons"
+        word = _WORDS.get(operation)
+        if word:
+            problem = f"has {ast.unparse(node)!r}: write `{word}`"
+        raise self._error(problem)
 
     def _check_list(self, node: ast.expr) -> None:
         if not isinstance(node, (ast.Tuple, ast.List)):

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.small_files import delimiter_of
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import FALL11, WINTER21, ClassList
@@ -98,9 +99,7 @@ def _synset_labels(path: Location) -> Iterator[tuple[str, str]]:
 def _solution(path: Location) -> Iterator[tuple[str, str]]:
     text = source.read_list(path)
     columns = ["ImageId", "PredictionString"]
-    # Excel writes ";" if the decimal separator is ",".
-    separator = ";" if text.startswith(";".join(columns)) else ","
-    rows = csv.reader(io.StringIO(text), delimiter=separator)
+    rows = csv.reader(io.StringIO(text), delimiter=delimiter_of(text))
     try:
         if next(rows, None) != columns:
             raise SourceError(

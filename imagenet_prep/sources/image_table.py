@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.small_files import delimiter_of
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.formats import ending, most_frequent
@@ -215,8 +216,7 @@ def _top(path: str) -> str:
 def _lines(table: LabelTable) -> Iterator[tuple[str, list[str]]]:
     """Yields the file and number of each line, and its fields."""
     text = source.read_list(table.path, most=_MOST_BYTES)
-    delimiter = max((",", ";", "\t"), key=next(_split(text), "").count)
-    reader = csv.reader(_split(text), delimiter=delimiter)
+    reader = csv.reader(_split(text), delimiter=delimiter_of(text))
     try:
         for values in reader:
             yield f"{table.path}: line {reader.line_num:,}", values

@@ -429,18 +429,34 @@ class Saved:
             difference = recipe.difference(saved.run, plan)
         if difference is not None:
             difference = f"a run with {difference}"
+        has_other_classes = False
         if saved.interface is not None:  # the classes explain other differences
-            difference = self._interface.difference(saved.interface) or difference
+            other = self._interface.difference(saved.interface)
+            has_other_classes = other is not None
+            difference = other or difference
         if difference is not None:
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
-            remedy = (
-                "Omit these flags: --evaluate reads them from the checkpoint. --data-dir must be "
-                "the dataset of the run. With several hosts, or a checkpoint only in the mirror, "
-                "set the flags to the checkpoint's values."
-                if evaluates
-                else "Resume that run with the same settings, choose a different --log-dir, or "
-                "start from scratch with --clear-log, which deletes the saved run."
-            )
+            remedy = _remedy(evaluates, has_other_classes)
             raise UsageError(f"{self.folder}{source} holds {difference}. {remedy}")
         # Equal values may have different types, such as 0 and false.
         strict_json.parse(Run, saved.run, others=True)
+
+
+def _remedy(evaluates: bool, has_other_classes: bool) -> str:
+    """Returns the advice for a checkpoint of a different run."""
+    if not evaluates:
+        return (
+            "Resume that run with the same settings, choose a different --log-dir, or start from "
+            "scratch with --clear-log, which deletes the saved run."
+        )
+    if has_other_classes:
+        return (
+            "A network is evaluated with its own classes: omit --classes and --remap, which "
+            "--evaluate reads from the checkpoint. For a dataset with other classes, train a new "
+            "network in a different --log-dir."
+        )
+    return (
+        "Omit these flags: --evaluate reads them from the checkpoint. --data-dir must be the "
+        "dataset of the run. With several hosts, or a checkpoint only in the mirror, set the flags "
+        "to the checkpoint's values."
+    )

@@ -47,6 +47,13 @@ def test_good_addresses_pass(base: str) -> None:
     assert address.is_remote(base) == ("://" in base)
 
 
+@pytest.mark.parametrize("base", ["S3://bucket/x", "HTTPS://host/x", "Http://host/x"])
+def test_scheme_in_capitals_is_no_folder(base: str) -> None:
+    scheme = base.partition("://")[0].lower()
+    with pytest.raises(ValueError, match=says("write-scheme-lower-case", scheme)):
+        require_base(base)
+
+
 @pytest.mark.parametrize(
     "base",
     ["s3://bucket//x", "s3://bucket/x//", "s3://bucket/x//y", "s3://bucket//"],

@@ -236,6 +236,8 @@ def test_option_without_dashes_is_refused_with_the_syntax() -> None:
         beamed("a", "--runner=X")
     with pytest.raises(errors.UsageError, match=says("unexpected-argument", "c", "try. Help:")):
         beamed("a", "b", "c")
+    with pytest.raises(errors.UsageError, match=says("shell-replaced-give-folder")):
+        beamed("a", "b", str(Path(__file__)))
     with pytest.raises(errors.UsageError, match=r"--deeq: .* Did you mean --deep\? Help: "):
         beamed("a", "--deeq", "--runner=X")
 

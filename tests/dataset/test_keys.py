@@ -127,6 +127,45 @@ def test_message_never_repeats_a_line(tmp_path: Path) -> None:
     assert "hunter" not in str(refused.value)
 
 
+_BLANK_IN_CLASS = "class-key-blanks-underscores-urlaub_2021"
+_BLANK_AT_END = "blank-start-end-line-part"
+_PATH = "key-not-contain-path-prepared"
+_QUOTED = "line-only-key-without-quotes"
+_DECOMPOSED = "some-letters-accents-two-spellings"
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("n01440764/n01440764_1.JPEG", []),
+        ("cats/my cat.jpg", []),
+        ("ILSVRC2012_val_00000001.JPEG", []),
+        ("Blümchen/1.jpg", []),
+        ("Urlaub 2021/1.jpg", [_BLANK_IN_CLASS]),
+        ("train:Urlaub 2021/1.jpg", [_BLANK_IN_CLASS]),
+        ("cats/1.jpg ", [_BLANK_AT_END]),
+        (" cats/1.jpg", [_BLANK_AT_END]),
+        ("photographs/cats/1.jpg", [_PATH]),
+        ("./cats/1.jpg", [_PATH]),
+        ("/data/1.jpg", [_PATH]),
+        ("C:\\cats\\1.jpg", []),
+        ('"cats/1.jpg"', [_QUOTED]),
+        ("cats/1.jpg,cats", [_QUOTED]),
+        ("cats/1.jpg;cats", [_QUOTED]),
+        ("Blu\u0308mchen/1.jpg", [_DECOMPOSED]),
+        ("my photographs/cats/1.jpg\t3", [_BLANK_IN_CLASS, _PATH, _QUOTED]),
+    ],
+)
+def test_unknown_line_gets_the_advice_for_it(line: str, advice: list[str], tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(f"n1/1.jpg\n{line}\n")
+    found = read_list(tmp_path / "keys")
+    with pytest.raises(UsageError) as refused:
+        found.refuse_unknown({line}, "x")
+    said = str(refused.value)
+    every = [_BLANK_IN_CLASS, _BLANK_AT_END, _PATH, _QUOTED, _DECOMPOSED]
+    assert [key for key in every if says(key).search(said)] == advice
+
+
 @pytest.mark.parametrize("key", ["n/a\nb", "n/\x1b[2J", "n/\x7f", "\0", "", "n/" + "ü" * 2048])
 def test_unprintable_or_overlong_key_is_a_problem(key: str) -> None:
     found = keys.problem(key)

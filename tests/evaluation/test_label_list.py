@@ -48,6 +48,13 @@ def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_of_a_spreadsheet_is_read(tmp_path: Path, delimiter: str) -> None:
+    rows = ["key", "class"], ["n1/a.JPEG", "3 17"], ["n1/b.JPEG", ""]
+    path = written(tmp_path / "own.csv", "\r\n".join(map(delimiter.join, rows)))
+    assert sheet.read(path).classes == {"n1/a.JPEG": ("3", "17"), "n1/b.JPEG": ()}
+
+
 def test_real_counts_from_the_first_image(tmp_path: Path) -> None:
     rows = write_real(tmp_path / "real.json", labels_of_validation())
     found = sheet.read(tmp_path / "real.json")

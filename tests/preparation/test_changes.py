@@ -99,8 +99,14 @@ def test_class_is_found_by_name_before_its_index(tmp_path: Any) -> None:
     assert found.listed.keys == {"n1/a,b": 2, " n1/c ": 3, "n1/d": 5}
     # The digest only depends on the content of the list.
     other = tmp_path / "other"
-    other.write_text('key,class\nn1/d,0\n n1/c ,10\n"n1/a,b",2\n')
-    assert read_relabels(str(other), classes).listed.sha256 == found.listed.sha256
+    spreadsheets = {
+        ",": 'key,class\nn1/d,0\n n1/c ,10\n"n1/a,b",2\n',
+        ";": "key;class\nn1/d;0\n n1/c ;10\nn1/a,b;2\n",
+        "\t": "key\tclass\r\nn1/d\t0\r\n n1/c \t10\r\nn1/a,b\t2\r\n",
+    }
+    for text in spreadsheets.values():
+        other.write_text(text)
+        assert read_relabels(str(other), classes).listed.sha256 == found.listed.sha256
 
 
 def test_key_is_listed_only_once() -> None:

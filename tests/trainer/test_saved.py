@@ -93,6 +93,8 @@ def test_data_of_different_classes_is_refused_without_flags(
 
     with pytest.raises(UsageError, match=says("network-classes-command-output-here", "n00001000,")):
         evaluated(tmp_path / "run", "--data-dir", str(colours))
+    with pytest.raises(UsageError, match=says("network-evaluated-own-classes-omit")):
+        evaluated(tmp_path / "run", "--data-dir", str(colours))
 
 
 def test_foreign_output_files_are_refused_before_evaluation(

@@ -52,6 +52,31 @@ def test_croissant_has_sha256_of_files_and_authors_fields(
     assert set(missing) == set(croissant.OF_AUTHORS) - ABOUT.keys()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("licence", "license"),
+        ("lisense", "license"),
+        ("datepublished", "datePublished"),
+        ("creators", "creator"),
+        ("Name", "name"),
+        ("rai:datalimitations", "rai:dataLimitations"),
+    ],
+)
+def test_misspelt_field_of_authors_is_refused(
+    prepared: Path, tmp_path: Path, name: str, meant: str
+) -> None:
+    with pytest.raises(UsageError, match=says("about-not-field-croissant-did", name, meant)):
+        described(prepared, tmp_path / "made.json", {name: "x"})
+    assert not (tmp_path / "made.json").exists()
+
+
+def test_other_fields_of_authors_are_kept(prepared: Path, tmp_path: Path) -> None:
+    own = {"licenseUrl": "x", "own:licence": "y", "measurementTechnique": "z", "keywords": ["a"]}
+    made = described(prepared, tmp_path / "made.json", own)
+    assert own.items() <= made.items()
+
+
 @pytest.mark.parametrize("text", ["[]x", "[1]", "1", '{"distribution": []}', '{"@context": {}}'])
 def test_invalid_fields_of_authors_are_refused(prepared: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "about.json").write_text(text)

@@ -220,11 +220,19 @@ def salted(salt: str, name: str) -> str:
 
 
 class ListedFile(NamedTuple):
-    """An image file in a list that names images by their bytes, too."""
+    """An image file in a list that names images by their bytes, too.
+
+    Attributes:
+      line: the line that names the image by its key.
+      salt: of a forgotten image, of which the list only has salted digests.
+      kept_in: source splits in which a different key of these bytes was kept: there, the list does
+        not mean these bytes.
+    """
 
     num_bytes: int
-    line: str  # the line that names the image by its key
-    salt: str = ""  # of a forgotten image, of which the list only has salted digests
+    line: str
+    salt: str = ""
+    kept_in: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -255,12 +263,16 @@ class KeyList:
         """The salts of forgotten images."""
         return sorted({file.salt for file in self.files.values()} - {""})
 
-    def find(self, *names: str) -> ListedFile | None:
-        """Returns the listed image that has one of these sha256, or was forgotten with this key."""
+    def find(self, split: str, *names: str) -> ListedFile | None:
+        """Returns the listed image that has one of these sha256, or was forgotten with this key.
+
+        `split` is the source split in which such an image was found.
+        """
         for name in names:
             for known in (*(salted(salt, name) for salt in self.salts), name):
-                if known in self.files:
-                    return self.files[known]
+                file = self.files.get(known)
+                if file is not None and split not in file.kept_in:
+                    return file
         return None
 
     @cached_property

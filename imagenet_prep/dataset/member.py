@@ -149,6 +149,8 @@ class Incident:
       sha256: of an excluded image that was stored, the hash of the stored image.
       source_bytes: size of the source file, if the image was stored.
       salt: of a forgotten image: key, source_sha256 and sha256 are salted digests (`keys.salted`).
+      kept_in: of an excluded image, the source splits in which the dataset has its bytes under a
+        different key. There, only the key is excluded: the image was one of several copies.
     """
 
     key: str
@@ -164,6 +166,7 @@ class Incident:
     sha256: str = ""
     source_bytes: int = 0
     salt: str = ""
+    kept_in: tuple[str, ...] = ()
 
     @property
     def is_of_input(self) -> bool:

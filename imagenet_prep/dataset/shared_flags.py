@@ -81,9 +81,14 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
         split = incident.split
         listed.append(keys.with_split(split, incident.key) if split else incident.key)
         for sha256, num_bytes in incident.sizes.items():
-            files[sha256] = ListedFile(num_bytes, listed[-1], incident.salt)
+            kept_in = frozenset(incident.kept_in)
+            if sha256 in files:
+                kept_in &= files[sha256].kept_in
+            files[sha256] = ListedFile(num_bytes, listed[-1], incident.salt, kept_in)
         if incident.salt:
             files[incident.key] = ListedFile(incident.size, listed[-1], incident.salt)
     of_keys = keys.parse_list(path, "\n".join(listed).encode(), allows_unknown=allows_unknown)
-    digest = strict_json.digest([of_keys.sha256, files])
+    bytes_of = {sha256: [file.num_bytes, file.line, file.salt] for sha256, file in files.items()}
+    kept = {sha256: sorted(file.kept_in) for sha256, file in files.items() if file.kept_in}
+    digest = strict_json.digest([of_keys.sha256, bytes_of, *([kept] if kept else [])])
     return KeyList(of_keys.path, of_keys.keys, digest, (), files, allows_unknown)

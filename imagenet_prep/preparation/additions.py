@@ -266,7 +266,9 @@ class AdditionComparison:
                 skipped[kind].append(member.key)
                 continue
             split = self._split_of(image)
-            file = exclude.find(member.key, sha256) if exclude and split in listed else None
+            file = None
+            if exclude and split in listed:
+                file = exclude.find(self._origins[split], member.key, sha256)
             if file is not None or member.key in listed.get(split, ()):
                 salt = file.salt if file else ""
                 excluded.append(excluded_incident(member, split, sha256, salt=salt))
@@ -339,7 +341,8 @@ class AdditionComparison:
             is_known = line.split in self._origins
             origins_of_line = {self._origins[line.split]} if is_known else origins
             names = [(origin, line.key) for origin in origins_of_line]
-            names += itertools.product(origins, line.sizes if line.is_excluded else ())
+            elsewhere = origins.difference(line.kept_in)
+            names += itertools.product(elsewhere, line.sizes if line.is_excluded else ())
             for image in itertools.chain.from_iterable(index.get(name, ()) for name in names):
                 if line.salt:
                     self._note(image, _Kind.FORGOTTEN)

@@ -203,8 +203,9 @@ def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, dict[str, st
     listed = exclude.listed
     found: dict[str, dict[str, str]] = {}
     for name, split in dataset.manifest.splits.items() if listed.files else ():
+        origin = dataset.manifest.settings.origin(name)
         for sample in itertools.chain.from_iterable(dataset.rows(split.shards)):
-            file = listed.find(sample.key, sample.source_sha256, sample.sha256)
+            file = listed.find(origin, sample.key, sample.source_sha256, sample.sha256)
             if file is not None:
                 found.setdefault(name, {})[sample.key] = file.salt
                 exclude.recognised.add(file.line)

@@ -376,27 +376,27 @@ class Planner:
             if member.key in named:
                 is_stored[row] = False
                 excluded.append(member.key)
-        for row, member, file in self._recognised(exclusions.listed, lists, is_stored):
+        for row, member, file in self._recognised(exclusions.listed, split, lists, is_stored):
             is_stored[row] = False
             excluded.append(member.key)
             exclusions.recognised.add(file.line)
         exclusions.lines(split, excluded)
 
     def _recognised(
-        self, listed: KeyList, lists: JoinedLists, is_stored: Array
+        self, listed: KeyList, split: str, lists: JoinedLists, is_stored: Array
     ) -> Iterator[tuple[int, Member, ListedFile]]:
         """Yields stored rows that a list names by their bytes, or as forgotten keys."""
         if listed.salts:
             rows = np.flatnonzero(is_stored)
             for row, member in zip(rows.tolist(), lists.members(rows), strict=True):
-                file = listed.find(member.key)
+                file = listed.find(split, member.key)
                 if file is not None:
                     yield row, member, file
         sizes = {file.num_bytes for file in listed.files.values()}
         images = self.selection.images(self.store.local) if sizes else None
         if images is not None:
             for row, member in _stored(lists, "size", sizes, is_stored):
-                file = listed.find(hash_of(member, images))
+                file = listed.find(split, hash_of(member, images))
                 if file is not None:
                     yield row, member, file
 

@@ -278,7 +278,7 @@ def _excluded(
         images.will_need(members)
         for member in members:
             sha256 = hash_of(member, images)
-            file = exclusions.listed.find(member.key, sha256) if exclusions else None
+            file = exclusions.listed.find(split, member.key, sha256) if exclusions else None
             yield excluded_incident(member, split, sha256, salt=file.salt if file else "")
 
 

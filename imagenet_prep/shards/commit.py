@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, some
@@ -24,7 +24,8 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.consistency import tfds_files
 from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Split
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, REPAIRED, Incident
-from imagenet_prep.shards.sorted_tables import digests, samples_root
+from imagenet_prep.shards.equal_bytes import also_in_train, with_kept
+from imagenet_prep.shards.sorted_tables import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
@@ -79,7 +80,7 @@ def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds:
     written = sum(receipt.examples for receipt in new)
     contents = of_set(path, dataset)
     if written:
-        for name, keys in _also_in_train(dataset).items():
+        for name, keys in also_in_train(dataset).items():
             also = {"images": len(keys), "keys": keys[:_MOST_KEYS]}
             contents["splits"][name]["also_in_train"] = also
     return {
@@ -90,26 +91,6 @@ def summarise(path: str, dataset: Dataset, new: Sequence[WrittenShard], seconds:
         "seconds": round(seconds, 2),
         "images_per_s": round(written / seconds, 1),
     }
-
-
-def _also_in_train(dataset: Dataset) -> dict[str, list[str]]:
-    """Returns, for each other split, the keys of images whose stored bytes train has, too."""
-    splits = dataset.manifest.splits
-    others = [name for name in splits if name != schema.TRAIN]
-    if not others or schema.TRAIN not in splits or not dataset.manifest.has_samples:
-        return {}
-
-    def images(split: str) -> Iterator[tuple[str, bytes]]:
-        return digests(dataset.store, dataset.shards(split))
-
-    elsewhere = {digest for name in others for _, digest in images(name)}
-    in_both = {digest for _, digest in images(schema.TRAIN) if digest in elsewhere}
-    found = {
-        name: sorted(key for key, digest in images(name) if digest in in_both)
-        for name in others
-        if in_both
-    }
-    return {name: keys for name, keys in found.items() if keys}
 
 
 def render(summary: Json, notes: Sequence[str] = ()) -> str:
@@ -233,7 +214,8 @@ def publish(
     fields quarantined, repaired, files and samples_root. `replaced` is the old manifest, if any.
     """
     splits = {split: with_root(store, entry) for split, entry in draft.splits.items()}
-    incidents = sorted(incidents, key=lambda incident: (incident.key, incident.line))
+    incidents = with_kept(store, draft, incidents)
+    incidents.sort(key=lambda incident: (incident.key, incident.line))
     contents = small_files(draft, incidents=incidents, classes=classes, name=name)
     manifest = dataclasses.replace(
         draft,

@@ -36,6 +36,9 @@ _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
 _WITH_EXIF = ("PNG", "WEBP", "AVIF")
+# One of these is in every file with an orientation: of JPEG, PNG, WebP, and AVIF (the last two).
+_MARKS = (b"Exif", b"eXIf", b"Raw profile type", b"EXIF", b"irot", b"imir")
+_UPRIGHT = Policy(None, check=CHECK_HEADER, orientation=APPLY)
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
 
@@ -52,6 +55,17 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
         return _transform(data, policy)
     except cage.OutsideError:
         return _in_cage("transform", data, policy=strict_json.fields(policy))
+
+
+def upright(data: bytes) -> bytes:
+    """Returns an image as `prepare` stores photographs: turned by its EXIF orientation.
+
+    Most images have none, and are returned unchanged. Raises BadImageError for an unusable image.
+    """
+    if not any(mark in data for mark in _MARKS):
+        return data
+    made = transform(data, _UPRIGHT)
+    return data if made.turn == jpeg.UPRIGHT else made.encoded
 
 
 def _in_cage(function: str, data: bytes, **arguments: Any) -> PreparedImage:

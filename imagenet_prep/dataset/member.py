@@ -191,8 +191,10 @@ class Incident:
 
     def forgotten(self, salt: str) -> Incident:
         """Returns the line of this image after it was forgotten, which names nothing."""
-        hashes = {"source_sha256": self.source_sha256, "sha256": self.sha256}
-        digests = {name: salted(salt, sha256) for name, sha256 in hashes.items() if sha256}
+
+        def digest(sha256: str) -> str:
+            return salted(salt, sha256) if sha256 else ""
+
         return Incident(
             key=salted(salt, self.key),
             archive="",
@@ -203,9 +205,10 @@ class Incident:
             reason=FORGOTTEN,
             detail="key and hashes are salted digests",
             split=self.split,
+            source_sha256=digest(self.source_sha256),
+            sha256=digest(self.sha256),
             source_bytes=self.source_bytes,
             salt=salt,
-            **digests,
         )
 
     @property

@@ -118,7 +118,7 @@ def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, b
         raise BrokenError(f"the columns have {total:,} bytes, but the body has {len(body):,}")
     data = io.BytesIO(body)
     manifest = data.read(len(body) - total)
-    return manifest, {name: data.read(size) for name, size in sizes.items()}
+    return manifest, {name: data.read(sizes[name]) for name in sorted(sizes)}
 
 
 # Number of hosts that are checked at the same time, each through its own ssh process.
@@ -148,8 +148,11 @@ class HostRequest:
 
     @property
     def body(self) -> bytes:
-        """The body of a message: the manifest, then each column.json."""
-        return b"".join([self.data, *self.columns.values()])
+        """The body of a message: the manifest, then each column.json, ordered by name.
+
+        JSON sorts the names in a message's fields, so the order of `columns` does not arrive.
+        """
+        return b"".join([self.data, *(self.columns[name] for name in sorted(self.columns))])
 
     def fields(self, address: str) -> Json:
         """Returns fields for a message to a host; they describe `body` and the host's part."""

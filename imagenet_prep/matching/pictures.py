@@ -26,6 +26,7 @@ import numpy as np
 
 from imagenet_prep import engine
 from imagenet_prep.codec import decoding
+from imagenet_prep.codec.transform import upright
 from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import (
@@ -37,6 +38,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import example, record_files, samples, schema
 from imagenet_prep.dataset.example import GivenUpError, ShardProblems
+from imagenet_prep.dataset.jpeg import APPLY, KEEP
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
@@ -135,7 +137,10 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source, such as a class. Its table in `kept` lists decodable images."""
+    """A piece of a source, such as a class. Its table in `kept` lists decodable images.
+
+    Except for ImageNet, images are turned by their EXIF orientation, as `prepare` turns them.
+    """
 
     source: StoredSource
     task: IndexTask
@@ -145,7 +150,8 @@ class SourcePiece:
     @functools.cached_property
     def name(self) -> str:
         """A digest of the source's current state and of the piece."""
-        return strict_json.digest([*self.source.identity, self.task.name])
+        rule = KEEP if self.source.is_imagenet else APPLY
+        return strict_json.digest([*self.source.identity, self.task.name, rule])
 
     @property
     def split(self) -> str:
@@ -179,8 +185,9 @@ class SourcePiece:
         for member in self._members.values():
             data = reader.read(member)
             try:
-                row = search.of(data)
-                size = decoding.size(data)
+                shown = self._shown(data)
+                row = search.of(shown)
+                size = decoding.size(shown)
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
                     problems.add(f"{self.task.part}: {member.key}: {error}")
@@ -191,7 +198,10 @@ class SourcePiece:
 
     def read(self, number: int) -> bytes:
         """Returns the image with this line number in the table."""
-        return self.source.images.read(self._members[self._keys[number]])
+        return self._shown(self.source.images.read(self._members[self._keys[number]]))
+
+    def _shown(self, data: bytes) -> bytes:
+        return data if self.source.is_imagenet else upright(data)
 
 
 class GivenImage(NamedTuple):
@@ -199,6 +209,15 @@ class GivenImage(NamedTuple):
 
     encoded: bytes
     row: bytes
+
+
+def looks_of(data: bytes) -> list[GivenImage]:
+    """Returns a user's image, and also turned by its EXIF orientation if it has one.
+
+    A dataset may have turned its images, or not. Raises BadImageError for an unusable image.
+    """
+    looks = dict.fromkeys([data, upright(data)])
+    return [GivenImage(look, search.of(look)) for look in looks]
 
 
 @dataclass(frozen=True)

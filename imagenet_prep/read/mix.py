@@ -78,7 +78,8 @@ class Mixed:
         """Raises UsageError if a setting in a state differs from that of this mix."""
         require_state(state)
         for name, value in own.items():
-            if state.get(name) != value:
+            # States of earlier versions have no names.
+            if state.get(name, value if name == "names" else None) != value:
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, but this mix has {value!r}. Use "
                     "the same datasets and settings, or start from epoch 0."
@@ -196,6 +197,7 @@ class Mix(Mixed):
             parts[name] = {key: state[key] for key in sorted(fixed)}
         return {
             "version": STATE_VERSION,
+            "names": [*self.names],
             "parts": parts,
             "shares": [*self.shares],
             "num_examples": self.num_examples,
@@ -318,7 +320,12 @@ class Alternation(Mixed):
         }
 
     def _settings(self) -> dict[str, Any]:
-        return {"version": STATE_VERSION, "shares": [*self.shares], "once": self._reads_once}
+        return {
+            "version": STATE_VERSION,
+            "names": [*self.names],
+            "shares": [*self.shares],
+            "once": self._reads_once,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`; the number of ranks and the batch size may have changed.

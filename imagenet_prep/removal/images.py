@@ -133,7 +133,7 @@ def _add_copies(
     given = found.pictures
     for file in files:
         try:
-            given.append(GivenImage(file.data, search.of(file.data)))
+            given += pictures.looks_of(file.data)
         except BadImageError as error:
             raise UsageError(
                 f"--image {file.path}: cannot be decoded: {error}. To compare only its bytes, add "

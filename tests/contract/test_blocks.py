@@ -116,6 +116,10 @@ reading.md: A mix of datasets
     e2e/test_documented_code.py
     test_documented_mix_has_its_proportions
     the share of each part, colours of the images of one part
+reading.md: A mix of datasets 2
+    e2e/test_documented_code.py
+    test_documented_validation_has_the_classes_of_the_mix
+    the WNID of each image, by its number in the mix
 reading.md: The crop of image generators
     e2e/test_documented_code.py
     test_documented_generator_crop_has_pillows_bytes

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from imagenet_prep.core import strict_json
+from imagenet_prep.dataset.column import WHOLE
 from imagenet_prep.distribute import hosts
+from imagenet_prep.distribute.config import ReplicateConfig
 from imagenet_prep.hosts import channel
 from imagenet_prep.hosts.channel import (
     MAX_TEXT,
@@ -237,6 +242,15 @@ def test_body_has_the_manifest_then_each_column(
 ) -> None:
     columns = {"a": b"one", "b": b"two"} if sizes else {}
     assert hosts.documents(body, sizes) == (manifest, columns)
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(("a", "b", "long"))])
+def test_columns_arrive_in_any_order_of_their_names(names: tuple[str, ...], tmp_path: Path) -> None:
+    columns = {name: name.encode() for name in names}
+    config = ReplicateConfig(str(tmp_path), "hosts:hosts.txt:/data/x")
+    request = hosts.HostRequest(config, b"manifest", {"node1": WHOLE}, columns)
+    fields = strict_json.loads(strict_json.dumps(request.fields("node1")))
+    assert hosts.documents(request.body, fields["columns"]) == (b"manifest", columns)
 
 
 def test_columns_longer_than_their_body_are_refused() -> None:

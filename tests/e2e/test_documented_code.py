@@ -24,7 +24,7 @@ from PIL import Image
 
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column, manifest
-from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset, make_mix
 from imagenet_prep.read.receipt import of_run
 from tests.kit import blocks, command
 from tests.kit.codec.square import pillows
@@ -410,6 +410,30 @@ def test_documented_mix_has_its_proportions(scenes: Path, colours: Path) -> None
     assert 0 <= 2 * NUM_TRAIN / 4 - np.count_nonzero(parts == 1) <= dropped
     check_colours([(images[part == 1], labels[part == 1]) for images, labels, part in given])
     assert (names["state"]["epoch"], names["state"]["examples_read"]) == (1, 0)
+
+
+def test_documented_validation_has_the_classes_of_the_mix(colours: Path) -> None:
+    own = make_dataset(colours, "validation", 8)
+    every = make_dataset(colours, "train", 2)
+    chosen = every.present[-3:]
+    last = make_dataset(colours, "train", 2, classes=chosen, remap=True)
+    mix = make_mix({"last": last, "all": every})
+    found: list[str] = []
+
+    def evaluate(images: Any, labels: Any, mask: Any) -> None:
+        found.extend(mix.classes[label] for label in labels[mask])
+
+    blocks.run(
+        "reading.md: A mix of datasets 2",
+        {"/data/photographs": str(colours), ", 256)": ", 8)"},
+        make_dataset=make_dataset,
+        np=np,
+        mix=mix,
+        evaluate=evaluate,
+    )
+    expected = [own.classes[n] for batch in own for n in batch["class_index"][batch["mask"]]]
+    assert mix.classes[: len(own.classes)] != own.classes
+    assert found == expected
 
 
 class Loader:

@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -379,6 +380,25 @@ def test_state_of_a_different_mix_is_refused(colours: Path, homogeneous: bool) -
     for damage in damages:
         with pytest.raises(UsageError, match="the state"):
             mix().restore(state | damage)
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize("weights", [None, dict.fromkeys("abc", 1)])
+def test_order_of_the_parts_belongs_to_the_state(
+    colours: Path, homogeneous: bool, weights: Any
+) -> None:
+    """Classes and parts are numbered in the order of the parts."""
+
+    def mix(names: str) -> Any:
+        reader = partial(make_dataset, colours, "train", 4, 16, backend="native")
+        return make_mix({name: reader() for name in names}, weights, homogeneous=homogeneous)
+
+    state = json.loads(json.dumps(mix("abc").state(), sort_keys=True))
+    mix("abc").restore(state)
+    with pytest.raises(UsageError, match=says("state-mix-use-same-datasets", "names")):
+        mix("bac").restore(state)
+    del state["names"]  # as in states of earlier versions
+    mix("abc").restore(state)
 
 
 def alternating(root: Path, weights: Any = None, **settings: Any) -> Alternation:

@@ -23,7 +23,7 @@ from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, s
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import keys
-from imagenet_prep.dataset.shared_flags import data_set
+from imagenet_prep.dataset.shared_flags import data_set, unknown_keys
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class ForgetConfig(WorkerFlags):
         place=AddressKind.FILE,
         help="forget the images whose keys are in this file, one per line",
     )
+    allow_unknown: bool = unknown_keys()
     image: tuple[str, ...] = flag(
         (),
         place=AddressKind.FILE,
@@ -62,6 +63,8 @@ class ForgetConfig(WorkerFlags):
         super().__post_init__()
         if self.keys is None and not self.image:
             raise ValueError("nothing to forget: give --keys or --image")
+        if self.allow_unknown and self.keys is None:
+            raise ValueError("--allow-unknown is for the list of --keys")
 
 
 def forget(config: ForgetConfig) -> Json:
@@ -76,7 +79,10 @@ def forget(config: ForgetConfig) -> Json:
     dataset = open_dataset(config.dataset)
     out = open_store(config.out)
     amendment.refuse(dataset, out)
-    listed = keys.read_list(config.keys) if config.keys else None
+    listed = None
+    if config.keys is not None:
+        data = keys.read_bytes(config.keys)
+        listed = keys.parse_list(config.keys, data, allows_unknown=config.allow_unknown)
     pictures = [images.Picture(path, _read(path)) for path in config.image]
     workers = Workers(config.workers, config.worker_kind)
     found = images.find_images(
@@ -92,6 +98,7 @@ def forget(config: ForgetConfig) -> Json:
         "dataset": dataset.where,
         "out": config.out,
         "images": [{"image": line, "found": how} for line, how in found.how.items()],
+        "forgotten_before": found.num_forgotten,
         "places": [trace._asdict() for trace in traces],
         "not_opened": search.not_opened,
         "problems": [*found.problems, *search.problems],
@@ -131,13 +138,16 @@ def run(config: ForgetConfig) -> int:
     else:
         print(_render(config, result))
     judge(config, result)
-    return 0 if result["images"] else 1
+    is_known = bool(result["images"] or result["forgotten_before"])
+    return 0 if is_known or config.allow_unknown else 1
 
 
 def _render(config: ForgetConfig, result: Json) -> str:
     from imagenet_prep.shards.commit import render
 
     lines = [f"{image['image']}: {image['found']}" for image in result["images"]]
+    if result["forgotten_before"]:
+        lines.append(f"{counted(result['forgotten_before'], 'key')} of images forgotten before")
     if not result["images"]:
         lines.append(f"{result['dataset']} has no such image, so nothing was written")
     for place in result["places"]:

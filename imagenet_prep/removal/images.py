@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -46,6 +47,7 @@ class FoundImages:
       pictures: the files and the images, decoded for the comparison with further datasets; none
         if only equal bytes are copies.
       problems: sentences about images that could not be compared.
+      num_forgotten: number of listed lines whose images were forgotten before.
     """
 
     images: dict[str, TracedImage] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class FoundImages:
     sizes: dict[str, int] = field(default_factory=dict)
     pictures: list[GivenImage] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    num_forgotten: int = 0
 
     def add(self, image: TracedImage, how: str) -> None:
         """Adds an image, unless it is known."""
@@ -109,7 +112,25 @@ def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
     for line in dataset_store.incidents(dataset.store, dataset.manifest):
         if not line.salt and line.split in splits and lookup.lines(line.split, [line.key])[0]:
             found.add_line(line)
+    _recognise_forgotten(found, dataset, lookup)
     lookup.check(f"{' and '.join(splits)} of {dataset.where}")
+
+
+def _recognise_forgotten(found: FoundImages, dataset: Dataset, lookup: Lookup) -> None:
+    """Counts the listed images that were forgotten before, so that a list can be used again."""
+    listed = [(line, *keys.split_and_key(line)) for line in lookup.listed.keys]
+    by_salt: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
+    for incident in dataset_store.incidents(dataset.store, dataset.manifest):
+        if not incident.salt:
+            continue
+        if incident.salt not in by_salt:
+            names = by_salt.setdefault(incident.salt, defaultdict(list))
+            for line, split, key in listed:
+                names[keys.salted(incident.salt, key)].append((line, split))
+        for line, split in by_salt[incident.salt].get(incident.key, ()):
+            if split in (None, incident.split):
+                lookup.recognised.add(line)
+    found.num_forgotten = len(lookup.recognised)
 
 
 def _add_equal(found: FoundImages, dataset: Dataset) -> None:

@@ -167,6 +167,7 @@ class ForgetResult(DatasetResult, total=False):
 
     Attributes:
       images: for each image its line in a list of keys, and how it was found.
+      forgotten_before: number of listed keys whose images were forgotten before.
       places: for each place its kind, content and the action to take there.
       not_opened: the archives in the searched folders; they may have the images.
       problems: one sentence for each place or image that could not be searched.
@@ -175,6 +176,7 @@ class ForgetResult(DatasetResult, total=False):
     dataset: str
     out: str
     images: list[Json]
+    forgotten_before: int
     places: list[Json]
     not_opened: list[str]
     problems: list[str]

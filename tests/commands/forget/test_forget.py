@@ -253,6 +253,50 @@ def test_listed_line_of_quarantine_finds_its_files(tmp_path: Path) -> None:
     assert places[str(tmp_path / "set")] == "parent"
 
 
+def test_list_of_requests_can_be_used_again(tmp_path: Path) -> None:
+    write_photos(tmp_path / "photos", with_copies=False)
+    prepare(tmp_path / "photos", tmp_path / "set")
+    stored = sorted(stored_keys(tmp_path / "set"))
+    asked = tmp_path / "asked.txt"
+    words = "--keys", asked, "--exact", "--json"
+    asked.write_text(f"{SPLIT}:{stored[0]}\n{stored[1]}\n")
+    first = done("forget", tmp_path / "set", *words, "--out", tmp_path / "set-2").json
+    assert first["forgotten_before"] == 0
+
+    again = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json
+    assert (again["images"], again["forgotten_before"]) == ([], 2)
+    assert not (tmp_path / "set-3").exists()
+
+    asked.write_text(f"{SPLIT}:{stored[0]}\n{stored[1]}\n{stored[2]}\n")
+    more = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json
+    assert [each["image"] for each in more["images"]] == [f"{SPLIT}:{stored[2]}"]
+    assert more["forgotten_before"] == 2
+    assert stored_keys(tmp_path / "set-3") == {*stored[3:]}
+
+
+@pytest.mark.parametrize(
+    ("unknown", "code"), [("validation:{}", 2), ("{}.unknown", 2), ("{}", 0), (SPLIT + ":{}", 0)]
+)
+def test_unknown_key_of_requests_needs_the_flag(tmp_path: Path, unknown: str, code: int) -> None:
+    write_photos(tmp_path / "photos", with_copies=False)
+    prepare(tmp_path / "photos", tmp_path / "set")
+    first = min(stored_keys(tmp_path / "set"))
+    asked = tmp_path / "asked.txt"
+    asked.write_text(f"{first}\n")
+    words = "--keys", asked, "--exact", "--json"
+    done("forget", tmp_path / "set", *words, "--out", tmp_path / "set-2")
+    asked.write_text(f"{unknown.format(first)}\n")
+    last = "forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3"
+    done(*last, code=code)
+    known = done(*last, "--allow-unknown").json
+    assert (known["images"], known["forgotten_before"]) == ([], int(code == 0))
+
+
+def test_unknown_keys_are_only_allowed_in_a_list(tmp_path: Path) -> None:
+    words = "--image", tmp_path / "x.jpg", "--allow-unknown", "--out", tmp_path / "new"
+    assert says("allow-unknown-list-keys").search(done("forget", tmp_path, *words, code=2).err)
+
+
 @pytest.mark.parametrize("flag", ["--keys", "--image"])
 def test_image_that_prepare_excluded_is_found(tmp_path: Path, flag: str) -> None:
     """Its line in quarantine.jsonl has only the hash of the photograph."""

@@ -108,10 +108,11 @@ def _ask(mark: str) -> list[int]:
         with socket.socket(socket.AF_UNIX) as asking:
             try:
                 asking.connect(_address(mark))
-                asking.sendall(str(rank).encode())
-                _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
-                if pipes:
-                    return pipes
+                with contextlib.suppress(ConnectionError):  # it was refused
+                    asking.sendall(str(rank).encode())
+                    _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
+                    if pipes:
+                        return pipes
                 raise UsageError("the launch gave this rank no pipes, see above")
             except OSError as error:
                 if time.monotonic() > end:

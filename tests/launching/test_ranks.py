@@ -1,0 +1,89 @@
+"""The ranks of a host: their time limits, and the pipes that only ranks of this user get."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.launching.ranks import MARK, Pipes, Rank, Ranks, through
+from tests.kit import command
+from tests.kit.command import wait_until
+from tests.kit.messages import says
+from tests.kit.system import System
+
+pytestmark = pytest.mark.slow  # processes in each test
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("limit", 0.3), ("limit", 60.0)],
+        [("limit", 60.0), ("limit", 0.3)],
+        [("ask", 0.3), ("ask", math.inf)],
+        [("ask", math.inf), ("ask", 0.3)],
+        [("limit", 0.3), ("ask", 60.0)],
+        [("ask", 0.3), ("limit", math.inf)],
+    ],
+)
+def test_the_shortest_time_limit_of_ranks_counts(
+    tmp_path: Path, calls: list[tuple[str, float]]
+) -> None:
+    """A further signal does not give them more time."""
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "open(sys.argv[1], 'w').close(); time.sleep(600)"
+    )
+    ranks = Ranks()
+    ranks.start([sys.executable, "-S", "-c", code, str(tmp_path / "deaf")], [{"RANK": "0"}])
+    wait_until((tmp_path / "deaf").exists, "it ignores the signal")
+    begin = time.monotonic()
+    for name, seconds in calls:
+        getattr(ranks, name)(seconds)
+    ranks.wait(lambda _: None)
+
+    assert 0.3 <= time.monotonic() - begin < 30
+
+
+def test_no_rank_starts_after_a_signal(tmp_path: Path) -> None:
+    ranks = Ranks()
+    ranks.ask(30)
+    ranks.start(["touch", str(tmp_path / "started")], [{"RANK": "0"}, {"RANK": "1"}])
+    failed: list[Rank] = []
+    ranks.wait(failed.append)
+
+    assert [*tmp_path.iterdir()] == failed == ranks._ranks == []
+
+
+def run_rank(mark: str) -> subprocess.CompletedProcess[str]:
+    """Runs a rank that says its number, as mpirun would start it."""
+    argv = through([sys.executable, "-S", "-c", "import os; print(os.environ['RANK'])"])
+    world = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    environment = command.environment(**world, **{MARK: mark})
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_ranks_of_this_user_get_pipes(
+    is_own: bool, system: System, capfd: pytest.CaptureFixture[str]
+) -> None:
+    user = os.geteuid()
+    system.instead("geteuid", lambda _: user + (not is_own))
+    mark = f"pipes-{os.getpid()}-{is_own}"
+    with Pipes(mark, None, lambda _: None):
+        rank = run_rank(mark)
+
+    said = capfd.readouterr()
+    if is_own:
+        assert (rank.returncode, rank.stdout, said.out) == (0, "", "3\n")
+        return
+    assert (rank.returncode, rank.stdout, said.out) == (2, "", "")
+    # It is refused once, and does not try again.
+    assert said.err.count("\n") == 1
+    assert says("rank-gets-no-pipes", says("belongs-different-user")).search(said.err)
+    assert says("launch-gave-rank-no-pipes").search(rank.stderr)

@@ -112,15 +112,17 @@ def test_index_and_shard_are_sent_completely_in_order(
     assert told(leader) == ["lacks", "stored", "stored", "whole"]
 
 
+@pytest.mark.parametrize("start", [1, 990, 1000])
 def test_partial_files_of_the_neighbour_are_continued(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
-    begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
+    """The neighbour has not yet verified a file of which it has all bytes."""
+    begun = [say("lacking", name=SHARD, begun=start), say("lacks", files=1)]
     neighbour = ScriptedProcess(begun, storing([SHARD]))
     given(root, monkeypatch, neighbour)
 
-    assert ("file", {"name": SHARD, "start": 990}) in neighbour.heard
-    assert neighbour.chunks == {SHARD: (root / SHARD).read_bytes()[990:]}
+    assert ("file", {"name": SHARD, "start": start}) in neighbour.heard
+    assert neighbour.chunks.get(SHARD, b"") == (root / SHARD).read_bytes()[start:]
 
 
 def test_wrong_files_are_sent_again_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,7 @@ def test_truncated_sources_are_reported_by_the_neighbour(
     ("sentence", "why"),
     [
         (lacking("../outside"), says("unexpectedly-reported-missing", "../outside")),
-        ([say("lacking", name=SHARD, begun=2000)], says("bytes", ..., "2,000", "1,000")),
+        ([say("lacking", name=SHARD, begun=1001)], says("bytes", ..., "1,001", "1,000")),
         ([say("lacks", files=2)], "it named 0 of 2 missing files"),
         ([*lacking(SHARD), say("stored", name=OTHER)], says("stored-not-sent")),
         ([*lacking(SHARD), say("whole")], says("reports-success-lacks", "1 file")),

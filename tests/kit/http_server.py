@@ -205,16 +205,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         data = owner.files[path]
         headers = {"Content-Type": "application/x-tar", **owner.headers}
         if owner.etags:
-            headers["ETag"] = etag = f'"{hashlib.md5(data).hexdigest()}"'
-            if first >= 0 and self.headers.get("If-Range", etag) != etag:
-                first = -1
+            headers["ETag"] = f'"{hashlib.md5(data).hexdigest()}"'
         if owner.pool:
             turn = len(owner.requests)
             date = email.utils.formatdate(1e9 + turn, usegmt=True)
             headers.pop("ETag", None)
             headers[owner.pool] = date if owner.pool == "Last-Modified" else f'"{turn}"'
-            # For a different server of the pool, no condition holds.
-            if first >= 0 and "If-Range" in self.headers:
+        condition = self.headers.get("If-Range")
+        if condition is not None:
+            # A weak tag never holds (RFC 9110, 13.1.5), nor one of a different server of the pool.
+            known = (headers.get("ETag"), headers.get("Last-Modified"))
+            if condition.startswith("W/") or condition not in known:
                 first = -1
         whole = first < 0 or not owner.ranges or fault == "no range"
         body = data if whole else data[first : last + 1]

@@ -1,4 +1,4 @@
-"""Datasets on a web server: no file larger than expected is read into memory."""
+"""Files on a web server: limits of their size, and how a changed file or a login is noticed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 from imagenet_prep.storage.http import WebFolder
-from imagenet_prep.storage.remote import Access
+from imagenet_prep.storage.remote import Access, ChangedError
 from imagenet_prep.storage.store import open_readable
 from tests.kit.http_server import serve
 from tests.kit.messages import says
+
+DATA = bytes(range(250)) * 8
 
 
 def test_small_file_above_its_limit_is_not_read() -> None:
@@ -37,3 +39,44 @@ def test_pickled_web_folder_keeps_its_limits() -> None:
         with pytest.raises(IncompleteError, match=r"x: .*given up after 1 failed attempt\. Wait\."):
             copy.size("x")
     assert copy.where("x") == f"{server.url}/x"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("ETag", '"1"', '"2"'),
+        # Servers send the complete file if the condition of a range is a weak tag.
+        ("ETag", 'W/"1"', 'W/"2"'),
+        ("Last-Modified", "Sun, 01 Jan 2023 00:00:00 GMT", "Sun, 01 Jan 2023 00:00:01 GMT"),
+    ],
+)
+def test_ranges_are_those_of_one_version(name: str, first: str, second: str) -> None:
+    with serve({"x": DATA}, etags=False, headers={name: first}) as server:
+        folder = WebFolder(server.url)
+        stat = folder.stat_once("x")
+        assert (stat.validator, stat.ranges) == (first, True)
+        assert b"".join(folder.read_once("x", 100, 200, stat)) == DATA[100:300]
+        server.headers = {name: second}
+        with pytest.raises(ChangedError):
+            b"".join(folder.read_once("x", 100, 200, stat))
+
+
+@pytest.mark.parametrize("status", ["412", "416"])
+def test_refused_range_means_a_changed_file(status: str) -> None:
+    with serve({"x": DATA}) as server:
+        folder = WebFolder(server.url)
+        stat = folder.stat_once("x")
+        server.plan = lambda *_: status
+        with pytest.raises(ChangedError):
+            b"".join(folder.read_once("x", 100, 200, stat))
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>", b"\r\n\t <!DOCTYPE html>", b"<!doctype HTML>", b" <HTML"]
+)
+def test_page_without_its_type_is_no_archive(page: bytes) -> None:
+    with serve({"x": page + DATA, "y": b"x" + page}) as server:
+        folder = WebFolder(server.url)
+        with pytest.raises(StoreError, match=says("server-sends-web-page-instead")):
+            folder.stat_once("x")
+        assert folder.stat_once("y").size == 1 + len(page)

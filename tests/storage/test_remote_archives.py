@@ -23,6 +23,7 @@ from imagenet_prep.storage.remote_path import ArchiveListing, Entry, ListingFold
 from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
 from tests.kit.messages import says
+from tests.kit.system import System
 
 DATA = random.Random(5).randbytes(900_000)
 KIB = 1 << 10
@@ -305,6 +306,16 @@ def test_listing_is_not_written_through_a_planted_link(fake: Fake, tmp_path: Pat
 
     assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_listing_is_not_written_to_folders_of_others(
+    fake: Fake, tmp_path: Path, system: System
+) -> None:
+    lists = ListingFolder(str(tmp_path / "lists"))
+    (tmp_path / "lists").mkdir()
+    system.instead("geteuid", lambda real: real() + 1)
+    assert archives(lists).files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
+    assert list((tmp_path / "lists").iterdir()) == []
 
 
 STAT = Stat(100, '"etag"', True)

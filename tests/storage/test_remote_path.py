@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.remote import Stat
-from imagenet_prep.storage.remote_path import RemotePath, Site, locate, open_to_read
+from imagenet_prep.storage.remote import ChangedError, Stat
+from imagenet_prep.storage.remote_path import (
+    ListingFolder,
+    RemotePath,
+    Site,
+    locate,
+    open_to_read,
+)
 from tests.kit.messages import says
 
 DATA = bytes(range(200))
@@ -48,6 +55,29 @@ def test_file_is_read_completely_and_in_parts(folder: RemotePath) -> None:
         with open_to_read(file) as opened:
             assert opened.read() == DATA
     assert path.fetch(10, 20) == pickle.loads(pickle.dumps(path)).fetch(10, 20) == DATA[10:20]
+
+
+def test_pickled_path_keeps_the_version_of_its_file(folder: RemotePath) -> None:
+    """All workers read the file that the first process has found."""
+    sets = folder / "sets"
+    [listed] = sets.iterdir()
+    known = sets / "train.tar.gz"
+    inspected = RemotePath(folder.site, "sets/train.tar.gz")
+    new = RemotePath(folder.site, "sets/train.tar.gz")
+    assert inspected.stat.size == 200
+    copies = [pickle.loads(pickle.dumps(path)) for path in (listed, known, inspected, new)]
+    Path(str(new)).write_bytes(DATA[::-1] + b"more")
+
+    for copy in copies[:3]:
+        with pytest.raises(ChangedError):
+            copy.fetch(0, 9)
+    assert copies[3].fetch(0, 9) == DATA[:-10:-1]
+
+
+def test_pickled_site_keeps_its_settings(tmp_path: Path) -> None:
+    for writes, believed, hashes in itertools.product((False, True), repeat=3):
+        site = Site("https://h/in", ListingFolder(str(tmp_path), writes, believed), hashes)
+        assert pickle.loads(pickle.dumps(site)) == site
 
 
 @pytest.mark.parametrize(

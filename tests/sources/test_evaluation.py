@@ -166,7 +166,8 @@ def test_name_or_counts_identify_the_imagenetv2_edition(
 
 
 @pytest.mark.parametrize(
-    ("first", "classes", "each"), [(0, 600, 2), (0, 999, 10), (1, 1000, 10), (0, 1000, 9)]
+    ("first", "classes", "each"),
+    [(0, 600, 2), (0, 999, 10), (0, 1001, 10), (1, 1000, 10), (0, 1000, 9), (0, 1000, 11)],
 )
 def test_numbered_folders_are_user_classes(
     first: int, classes: int, each: int, tmp_path: Path

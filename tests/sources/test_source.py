@@ -65,6 +65,7 @@ def test_the_identity_covers_the_input_of_an_index(
         ("train", f"x_{N1}.JPEG", f"{N1}/x.JPEG"),
         # WNIDs of no class of the source mean nothing.
         ("train", "n99999999_1.JPEG", f"{N1}/n99999999_1.JPEG"),
+        ("train", "x_n99999999.JPEG", f"{N1}/x_n99999999.JPEG"),
         ("train", f"{'x' * 250}.JPEG", f"{N1}/{'x' * 250}.JPEG"),
     ],
 )

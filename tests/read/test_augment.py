@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagenet_prep.read.augment import Views, central_views, random_views
 from imagenet_prep.read.recipes import RECIPES
+from tests.kit.lengths import examples
 
 
 def drawn(
@@ -86,3 +90,42 @@ def test_digits_are_neither_moved_nor_mirrored() -> None:
     assert not views.mirrored.any()
     central = central_views(RECIPES["mnist"], sides, sides, (28, 28))
     assert np.array_equal(views.boxes, central.boxes)
+
+
+@pytest.mark.parametrize("name", ["resnet", "timm", "torchvision-v2", "mae"])
+def test_very_long_images_show_their_middle(name: str) -> None:
+    """No drawn crop fits into them, so every epoch shows the largest allowed one."""
+    recipe = RECIPES[name]
+    numbers = np.arange(60)
+    heights = np.array([10, 1000, 300] * 20)
+    widths = np.array([1000, 10, 300] * 20)
+    low, high = recipe.aspect
+    wide, tall = round(10 * high), round(10 / low)
+    shown = [random_views(recipe, heights, widths, numbers, 1, epoch).boxes for epoch in (0, 1)]
+
+    for boxes in shown:
+        assert np.unique(boxes[::3], axis=0).tolist() == [[0, (1001 - wide) // 2, 10, wide]]
+        assert np.unique(boxes[1::3], axis=0).tolist() == [[(1001 - tall) // 2, 0, tall, 10]]
+    # The crops of other images in the batch stay random.
+    places = np.concatenate([boxes[2::3] for boxes in shown])
+    assert len(np.unique(places, axis=0)) > 30
+
+
+@given(
+    st.sampled_from(["resnet", "tutorial", "timm", "torchvision-v2", "mae"]),
+    st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=20),
+    st.integers(0, 99),
+)
+@examples(100)
+def test_crops_are_within_their_images(name: str, sides: list[tuple[int, int]], seed: int) -> None:
+    heights, widths = np.array(sides).T
+    recipe = RECIPES[name]
+    top, left, tall, wide = random_views(
+        recipe, heights, widths, np.arange(len(sides)), seed, 0
+    ).boxes.T
+
+    assert np.all((top >= 0) & (left >= 0) & (tall >= 1) & (wide >= 1))
+    assert np.all((top + tall <= heights) & (left + wide <= widths))
+    most = recipe.area[1]
+    # Rounding moves each side by at most half a pixel. Long images have smaller crops.
+    assert np.all(tall * wide <= most * heights * widths + (tall + wide) / 2 + 1)

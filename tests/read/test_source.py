@@ -15,11 +15,14 @@ from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, Size, decode, make_dataset
+from imagenet_prep.read import Reader, Size, View, decode, make_dataset
+from imagenet_prep.read.batch import FIELDS
 from tests.kit.codec import corpus
 from tests.kit.dataset import split_records
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
+
+ROWS = tuple(name for name in FIELDS if name != "mask")
 
 
 def opened(root: Path, split: str = "train", **settings: Any) -> Reader:
@@ -139,6 +142,25 @@ def test_images_of_a_source_belong_to_its_epoch(scenes: Path) -> None:
         for batch in reader:
             for number, image in zip(batch["number"].tolist(), batch["images"], strict=True):
                 assert np.array_equal(source[number]["images"], image)
+
+
+@pytest.mark.parametrize(
+    "views", [1, 3, [View(count=2)], [View(count=2), View(image_size=(9, 12), area=(0.1, 0.3))]]
+)
+def test_examples_of_a_source_are_rows_of_batches(scenes: Path, views: Any) -> None:
+    """With each field, and with the images of one or several kinds of views."""
+    batch = next(iter(opened(scenes, fields=ROWS, views=views)))
+    source = opened(scenes, views=views).source(fields=ROWS)
+    for row in range(4):
+        example = source[batch["number"][row]]
+        assert list(example) == list(ROWS)
+        for name, value in example.items():
+            if isinstance(batch[name], tuple):
+                assert isinstance(value, tuple)
+                expected = [array[row] for array in batch[name]]
+                assert [*map(np.array_equal, value, expected)] == [True] * len(views)
+            else:
+                assert np.array_equal(value, batch[name][row]), name
 
 
 @pytest.mark.parametrize("weights", ["classes", 0.5, 2.0])

@@ -399,7 +399,9 @@ def hostile_checkpoints(
     yield "one row more", save(sound | {"fc.weight": np.ones((5, 64), np.float32)})
     yield "a larger array", save(sound | {"fc.weight": np.ones((4_000, 64), np.float32)})
     yield "one array more", save(sound | {"zz.weight": np.ones(400_000, np.float32)})
-    yield "float64", save({name: array.astype(np.float64) for name, array in sound.items()})
+    for kind in (np.float16, np.float64):
+        yield kind.__name__, save({name: array.astype(kind) for name, array in sound.items()})
+    yield "one array of float16", save(sound | {"bn1.bias": np.ones(16, np.float16)})
     yield "bytes", save(sound | {"bn1.bias": np.ones(16, np.uint8)})
     slot = {"slot_0000": np.ones(3, np.float32)}
     yield "an optimizer's array first", save(slot | sound)

@@ -331,3 +331,14 @@ def test_checkpoints_can_hold_21841_class_names(tmp_path: Path) -> None:
     latest = checkpoint.load_latest(tmp_path)
     assert latest is not None
     assert latest.facts == facts
+
+
+def test_a_cleared_folder_keeps_other_files(tmp_path: Path) -> None:
+    for step in (10, 20):
+        checkpoint.save(tmp_path, step, {}, ARRAYS, keep=5)
+    kept = ("notes.txt", "checkpoint-1.npz", "notes.damaged", "checkpoint-00000010.npz.other")
+    for name in (*kept, f"{checkpoint.name(30)}.damaged"):
+        (tmp_path / name).touch()
+    checkpoint.clear(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(kept)

@@ -8,8 +8,9 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from imagenet_prep import evaluation
 from imagenet_prep import train as train_verb
 from imagenet_prep.codec import planes
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import manifest, predictions, schema
 from imagenet_prep.dataset.predictions import Prediction
@@ -353,3 +354,16 @@ def test_image_without_finite_logits_is_wrong(value: float) -> None:
     found = trainer_evaluation.count(logits, np.zeros(2, int), np.ones(2, bool))
 
     assert found[:3].tolist() == [2, 1, 1]
+
+
+@pytest.mark.parametrize("counted", [7, 8, 9])
+def test_each_example_is_counted_exactly_once(counted: int) -> None:
+    """Ranks that read an example twice, or lack one, have no score."""
+    mask = np.arange(12) < counted
+    batch = {"images": np.eye(12)[:, :4], "class_index": np.zeros(12, int), "mask": mask}
+    run = partial(trainer_evaluation.evaluate, np.asarray, [cast("Any", batch)], 8, Comm())
+    if counted == 8:
+        assert run().examples == 8
+        return
+    with pytest.raises(DataDamagedError, match=says("evaluation-counted-examples-expected-run")):
+        run()

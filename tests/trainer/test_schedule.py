@@ -181,6 +181,10 @@ USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "label_smoothing": 0.0, "nestero
             1.0,
             {"trust_coefficient": 0.5, "nesterov": False},
         ),
+        # LARS has no Nesterov momentum, which the recipe has for other optimizers.
+        ({"recipe": "tutorial", "optimizer": "lars", "lr": 1.0}, 2, 1.0, {"nesterov": False}),
+        ({"recipe": "tutorial", "optimizer": "larc"}, 2, 3.7, {"nesterov": True}),
+        ({"recipe": "tutorial", "optimizer": "adam", "lr": 1.0}, 2, 1.0, {"momentum": 0.0}),
         ({"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25}, 2, 0.5, {"momentum": 0.5}),
         ({"nesterov": True, "label_smoothing": 0.5}, 1, 0.256, {"nesterov": True}),
     ],
@@ -194,6 +198,23 @@ def test_each_recipe_has_rates_that_flags_replace(
     assert {name: getattr(run, name) for name in expected} == expected
     given = {name: settings[name] for name in settings.keys() & vars(run).keys()}
     assert {name: getattr(run, name) for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("epochs", "drops"),
+    [
+        (90.0, (300, 600, 800)),
+        (45.0, (150, 300, 400)),
+        (9.0, (30, 60, 80)),
+        (180.0, (300, 600, 800)),
+    ],
+)
+def test_steps_of_the_rate_shrink_with_the_run(epochs: float, drops: tuple[int, ...]) -> None:
+    settings: dict[str, Any] = {"schedule": "steps", "num_epochs": epochs, "batch_size": 10}
+    config = TrainConfig(data_dir="x", **settings)
+    assert recipe.resolve(config, 1, 109, 10).schedule.drops == drops
+    given = TrainConfig(data_dir="x", lr_decay_steps="1,2.5", **settings)
+    assert recipe.resolve(given, 1, 109, 10).schedule.drops == (10, 25)
 
 
 @pytest.mark.parametrize(

@@ -425,10 +425,12 @@ def test_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = cage.missing_means()
     (child,) = cage._idle
     status = Path(f"/proc/{child._process.pid}/status").read_text()
-    limits = resource.prlimit(child._process.pid, resource.RLIMIT_FSIZE)
+    # No byte in a file, and no file with the memory of a decoder that has crashed.
+    kinds = (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
+    limits = [resource.prlimit(child._process.pid, kind) for kind in kinds]
     child.close()
 
-    assert limits == (0, 0)
+    assert limits == [(0, 0), (0, 0)]
     assert "NoNewPrivs:\t1\n" in status
     assert ("Seccomp:\t2\n" in status) == ("seccomp" not in missing)
 

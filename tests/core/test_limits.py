@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -85,6 +86,32 @@ def test_every_count_of_cores_uses_the_quota() -> None:
     assert [path.name for path in users] == ["limits.py"]
     assert counts == []
     assert num_cores() <= len(os.sched_getaffinity(0))
+
+
+WAITS = """
+import contextlib, sys, time
+from imagenet_prep.core import limits
+limits.among_processes(2, 0)
+with contextlib.suppress(KeyError), limits.turn():
+    if sys.argv[1] == "error":
+        raise KeyError
+print("over", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("end", ["return", "error"])
+def test_turn_of_a_running_process_is_over(end: str) -> None:
+    """A worker lives as long as the run, so the others cannot wait for its end."""
+    with os.fdopen(os.memfd_create("work"), "wb") as shared:
+        argv = [sys.executable, "-P", "-c", WAITS, end]
+        with subprocess.Popen(argv, stdin=shared, stdout=subprocess.PIPE) as worker:
+            assert worker.stdout is not None
+            try:
+                assert worker.stdout.readline() == b"over\n"
+                fcntl.lockf(shared, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            finally:
+                worker.kill()
 
 
 PROGRAM = """

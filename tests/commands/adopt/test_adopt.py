@@ -273,6 +273,22 @@ def test_lost_files_are_restored_but_lost_shards_refused(
     assert contents(source) == before
 
 
+def test_changed_class_list_of_equal_size_is_refused(
+    copy: Callable[[str], ForeignDataset],
+) -> None:
+    source = copy("slim").root
+    assert adopt(source).code == 0
+    labels = source / schema.LABELS
+    first, second, *rest = labels.read_text().splitlines(keepends=True)
+    labels.write_text("".join([second, first, *rest]))
+    before = contents(source)
+    result = adopt(source)
+
+    assert result.code == 3, result
+    assert says("missing-differs", labels, schema.MANIFEST).search(result.err)
+    assert contents(source) == before
+
+
 def test_invalid_flags_are_refused(tmp_path: Path) -> None:
     for flags in (("--rewrite",), ("--workers", "-1"), ("--out", tmp_path), ("--no-such",)):
         result = command.run("adopt", tmp_path, *flags)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.kit import command
-from tests.kit.dataset import stamps
+from tests.kit.dataset import everything, stamps
 from tests.kit.messages import says
 from tests.kit.photographs import photograph
 from tests.kit.s3_server import BUCKET, S3Server
@@ -45,6 +46,18 @@ def test_dry_run_refuses_the_same_changes_as_run(photos: Path, tmp_path: Path) -
     assert same.code == 0
     assert says("already-dataset-nothing").search(same.out)
     assert stamps(out) == before
+
+
+def test_dry_run_notes_no_unchanged_source(photos: Path, tmp_path: Path) -> None:
+    """The run writes a note if the files of the source have new times, but the same content."""
+    out = tmp_path / "out"
+    assert prepare(photos, out).code == 0
+    before = everything(out)
+    os.utime(photos / "cats/1.jpg", (2e9, 2e9))
+    assert prepare(photos, out, "--dry-run").code == 0
+    assert everything(out) == before
+    assert prepare(photos, out).code == 0
+    assert everything(out) != before
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["run", "dry run"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from imagenet_prep.dataset.manifest import FileProblem
 from imagenet_prep.distribute import hosts
 from imagenet_prep.distribute.config import ReplicateConfig
 from imagenet_prep.distribute.hosts import HostRequest, ask, documents, result_of
-from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
+from imagenet_prep.hosts.channel import PROTOCOL, BrokenError, Cause, MessageFrame, checked
 from imagenet_prep.hosts.commands import Ending
 from tests.kit.messages import says
 from tests.kit.scripted_process import ScriptedProcess, say
@@ -161,3 +162,15 @@ def test_documents_are_separated_by_their_sizes(sizes: dict[str, int]) -> None:
     assert {name: len(part) for name, part in columns.items()} == sizes
     with pytest.raises(BrokenError, match=r"columns have 9 bytes, but the body has 8"):
         documents(body, {"a": 9})
+
+
+@pytest.mark.parametrize("count", [0, 1000, 1001])
+def test_messages_have_a_limit_of_columns(count: int) -> None:
+    columns = {f"c{number}": number for number in range(count)}
+    fields = {"columns": columns, "prove": False, "placement": [0, 1, 1], "replaces": False}
+    run = partial(checked, hosts.TO_RECEIVER, "look", 9, {"protocol": PROTOCOL, **fields})
+    if count <= 1000:
+        assert run()[2]["columns"] == columns
+        return
+    with pytest.raises(ValueError, match=says("expected-most-columns-their-sizes")):
+        run()

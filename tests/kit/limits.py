@@ -40,6 +40,7 @@ _LIMITS = {
     "damaged_in_a_sample": "reporting.sample._MAX_DAMAGED",
     "sorted_run_bytes": "shards.sorted_tables.RUN_BYTES",
     "sorted_run_keys": "shards.sorted_tables._KEYS_OF_A_RUN",
+    "hashed_together_bytes": "shards.writer._HASHED_TOGETHER_BYTES",
     "sorting_threads": "shards.sorted_tables._MOST_THREADS",
     "leaves_of_a_block": "shards.sorted_tables._BLOCK_LEAVES",
     "boxes_inner_bytes": "sources.boxes._MAX_INNER_BYTES",

@@ -19,6 +19,7 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
+from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, SourcePart
 from imagenet_prep.storage.folder import LocalStore
@@ -178,6 +179,33 @@ def test_forecast_contains_disk_space_and_workers(tmp_path: Path) -> None:
     assert told["splits"]["train"]["estimated_bytes"] == 1_048_000
     assert told["disk_bytes"] == 1_205_200
     assert (told["unpacked_bytes"], told["workers"]) == (0, "3 threads")
+
+
+def test_forecast_counts_plans_of_unfinished_shards_twice(tmp_path: Path) -> None:
+    """The lists of images are as large as the plan, and both are removed in the end."""
+    disk = Disk(tmp_path)
+    forecast = forecast_of(disk, disk)
+    before = [forecast.content([PLAN], finished)["disk_bytes"] for finished in (set(), NAMES)]
+    for name, size in zip(PLAN.shard_names, (300, 7), strict=True):
+        disk.write(f"{PLAN_FOLDER}/{plan.file_name(name)}", bytes(size))
+    finished = {PLAN.shard_names[0]}
+
+    assert forecast.content([PLAN], set())["disk_bytes"] == before[0] + 2 * 307
+    assert forecast.content([PLAN], finished)["disk_bytes"] == round(1.15 * 524_000) + 2 * 7
+    assert forecast.content([PLAN], NAMES)["disk_bytes"] == before[1] == 0
+
+
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_packed_images_of_each_split_are_sampled(tmp_path: Path, split: str) -> None:
+    """The images of a holdout are in the part of train."""
+    disk = Disk(tmp_path)
+
+    def halved(data: bytes) -> Any:
+        return SimpleNamespace(encoded=data[::2])
+
+    packs = replace(forecast_of(disk, disk), selection=selection(source=Packs()), resizes=True)
+    told = replace(packs, transform=halved).content([replace(PLAN, split=split)], set())
+    assert told["splits"][split]["estimated_bytes"] == 100 * (5000 + 480)
 
 
 @pytest.mark.parametrize(

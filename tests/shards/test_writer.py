@@ -6,6 +6,7 @@ import csv
 import errno
 import hashlib
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
-from imagenet_prep.dataset import example, record_files
+from imagenet_prep.dataset import example, record_files, samples
 from imagenet_prep.dataset.member import Boxes, Incident, Member, PreparedImage
 from imagenet_prep.shards import writer
+from tests.kit.limits import Limits
 from tests.kit.messages import says
 from tests.kit.system import System
 
@@ -57,11 +59,9 @@ def write(folder: Path, **changes: Any) -> writer.WrittenShard:
         "index_path": folder / "index",
         "samples_path": folder / "samples",
     }
-    return writer.write_shard(
-        SHARD,
-        ((member, read(member)) for member in changes.pop("members", MEMBERS)),
-        **(options | changes),
-    )
+    members = changes.pop("members", MEMBERS)
+    images = changes.pop("images", ((member, read(member)) for member in members))
+    return writer.write_shard(SHARD, images, **(options | changes))
 
 
 def examples_in(path: Path) -> list[example.ImageExample]:
@@ -180,6 +180,33 @@ def test_table_contains_the_action_of_each_image(tmp_path: Path) -> None:
     assert kept["sha256"] == kept["source_sha256"] == sha256(read(MEMBERS[0]))
     sides = {(row["source_width"], row["source_height"]) for row in (repaired, shrunk)}
     assert sides == {("7", "5")}
+
+
+@pytest.mark.parametrize("together", [1, 60, 1 << 20])
+@pytest.mark.parametrize("stored", [*itertools.product([False, True], repeat=3)], ids=str)
+def test_stored_records_and_new_images_share_a_shard(
+    tmp_path: Path, limits: Limits, stored: tuple[bool, ...], together: int
+) -> None:
+    """The bytes are those of a shard of new images, in the order that was given."""
+    limits(hashed_together_bytes=together)
+    write(tmp_path)
+    names = ("shard", "index", "samples")
+    expected = [(tmp_path / name).read_bytes() for name in names]
+    with open(tmp_path / "shard", "rb") as stream:
+        payloads = [bytes(each.payload) for each in record_files.read_records(stream, "shard")]
+    table = samples.parse(expected[2].splitlines(keepends=True), "samples")
+    images: list[Any] = []
+    for member, payload, sample, is_stored in zip(MEMBERS, payloads, table, stored, strict=True):
+        parts = record_files.frame_parts((payload, b"", b""))
+        images.append(writer.StoredRecord(parts, sample) if is_stored else (member, read(member)))
+    for name in names:
+        (tmp_path / name).unlink()
+    receipt = write(tmp_path, images=images)
+
+    assert [(tmp_path / name).read_bytes() for name in names] == expected
+    assert receipt.source_bytes == sum(
+        m.size for m, s in zip(MEMBERS, stored, strict=True) if not s
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 1])

@@ -126,12 +126,14 @@ FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</
         (b"\xff\xfe\x00", NOT_VOC),
         (b"<annotation/>", NOT_VOC),
         (voc_xml(0, 100, [], WNID), says("image-size-x", f"{STEM}.xml", 0, 100, "--no-boxes")),
+        (voc_xml(100, 0, [], WNID), says("image-size-x", f"{STEM}.xml", 100, 0, "--no-boxes")),
+        (voc_xml(-1, 9, [], WNID), says("image-size-x", f"{STEM}.xml", -1, 9, "--no-boxes")),
         (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), NOT_FINITE),
         (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), NOT_FINITE),
         (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), NOT_FINITE),
         (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b"><"), NOT_VOC),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_invalid_annotation_is_refused_with_its_name(
     tmp_path: Path, xml: bytes, message: re.Pattern[str]
@@ -175,6 +177,8 @@ def test_kaggle_folders_are_one_task_per_class(tmp_path: Path) -> None:
     other = xml.replace(WNID.encode(), b"n01443537")
     write(folder / "train" / "n01443537" / "n01443537_2.xml", other)
     write(folder / "val" / "ILSVRC2012_val_00000001.xml", xml)
+    # The list of validation is read whatever else is there.
+    (folder / "val" / WNID).mkdir()
     found = boxes.find(tmp_path, ["train", "validation"], official=True)
 
     assert found is not None

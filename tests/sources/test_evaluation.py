@@ -256,6 +256,9 @@ def test_objectnet_is_read_by_its_mapping(container: str, tmp_path: Path) -> Non
     assert source.evaluation is not None
     assert source.evaluation.answers == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
     assert dict(source.parts[0].ignored)["of other objects"] == 2
+    if container == "folder":
+        # After the run, `prepare` compares this number with that of the stored images.
+        assert source.parts[0].images == len(made.class_of)
 
 
 def test_objectnet_folder_that_no_file_maps_is_refused(tmp_path: Path) -> None:

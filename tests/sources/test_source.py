@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import detect, source
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.sources.scan import FoundFile
 from imagenet_prep.sources.source import Source, SourcePart
+from tests.kit.messages import says
 from tests.kit.trees import made
 
 N1 = "n01440764"
@@ -140,3 +143,77 @@ def test_the_part_of_a_folder_counts_its_files() -> None:
 def test_the_stamp_covers_names_sizes_and_times(other: FoundFile) -> None:
     assert part(other).stamp != part(FILES[0]).stamp
     assert part(FILES[0], group="h").stamp != part(FILES[0]).stamp
+
+
+class Reads:
+    """A reader of archives that notes the ranges, and returns zeros."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[str, int, int]] = []
+        self.announced: list[tuple[str, int, int]] = []
+
+    def will_need(self, ranges: Iterable[tuple[str, int, int]]) -> None:
+        self.announced += ranges
+
+    def read(self, archive: str, offset: int, size: int) -> bytes:
+        self.ranges.append((archive, offset, size))
+        return bytes(min(size, 9))
+
+
+@pytest.mark.parametrize(
+    ("size", "read"),
+    [
+        (0, 0),
+        (MAX_IMAGE_BYTES, MAX_IMAGE_BYTES),
+        (MAX_IMAGE_BYTES + 1, MAX_IMAGE_BYTES + 1),
+        (1 << 40, MAX_IMAGE_BYTES + 1),
+    ],
+)
+def test_huge_image_is_read_until_the_codec_refuses_it(size: int, read: int) -> None:
+    reader = Reads()
+    images = source.MemberReader(cast("Any", reader))
+    member = Member("k", "a.tar", 700, size, 0)
+    images.will_need([member])
+    images.read(member)
+
+    assert reader.ranges == reader.announced == [("a.tar", 700, read)]
+
+
+@pytest.mark.parametrize("offset", [0, 511])
+def test_image_before_the_first_header_is_refused(offset: int) -> None:
+    reader = Reads()
+    tar = source.TarReader(cast("Any", reader))
+    member = Member("k", "a.tar", offset, 5, 0)
+    for use in (tar.read, lambda member: tar.will_need([member])):
+        with pytest.raises(SourceError, match=says("byte-expected-bytes-stored-list", "a.tar")):
+            use(member)
+    assert reader.ranges == []
+    tar.will_need([member._replace(offset=512)])
+    assert reader.announced == [("a.tar", 0, 517)]
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", ""),
+        (b"0123456789", "0123456789"),
+        ("\ufeffk\u00e4se".encode(), "k\u00e4se"),
+        (b"0123456789x", None),
+        ("a".encode("utf-16"), None),
+        (b"\xff\xfea", None),
+        (b"\xfe\xffa", None),
+        (b"k\xe4se", None),
+    ],
+)
+def test_lists_are_short_texts_in_utf_8(tmp_path: Path, data: bytes, text: str | None) -> None:
+    (tmp_path / "list").write_bytes(data)
+    if text is not None:
+        assert source.read_list(tmp_path / "list", most=10) == text
+        return
+    with pytest.raises(SourceError, match=str(tmp_path / "list")):
+        source.read_list(tmp_path / "list", most=10)
+
+
+def test_lenient_lists_may_be_latin_1(tmp_path: Path) -> None:
+    (tmp_path / "list").write_bytes(b"k\xe4se")
+    assert source.read_list(tmp_path / "list", lenient=True) == "k\u00e4se"

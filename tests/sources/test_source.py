@@ -169,7 +169,7 @@ class Reads:
         (1 << 40, MAX_IMAGE_BYTES + 1),
     ],
 )
-def test_huge_image_is_read_until_the_codec_refuses_it(size: int, read: int) -> None:
+def test_huge_image_is_read_in_part(size: int, read: int) -> None:
     reader = Reads()
     images = source.MemberReader(cast("Any", reader))
     member = Member("k", "a.tar", 700, size, 0)

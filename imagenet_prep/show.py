@@ -226,7 +226,7 @@ def _show_uses(config: ShowConfig, log: Path, dataset: Dataset, used: Receipt) -
     from imagenet_prep.trainer import checkpoint
 
     catalogue = Catalogue(dataset, tuple(dataset.manifest.splits))
-    entries = _found(config, catalogue, config.key or "")
+    entries = _found(dataset, catalogue, config.key or "")
     entry = next((entry for entry in entries if entry.split == used.split), None)
     if entry is None:
         raise UsageError(
@@ -328,7 +328,7 @@ def _show_images(config: ShowConfig) -> int:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
     entries: Iterable[CatalogueEntry] = catalogue.entries(config.class_)
     if config.key is not None:
-        entries = _found(config, catalogue, config.key)
+        entries = _found(dataset, catalogue, config.key)
     for entry in itertools.islice(entries, config.limit):
         if config.keys and config.json:
             print(json.dumps(entry._asdict(), ensure_ascii=False))
@@ -352,14 +352,22 @@ def _show_images(config: ShowConfig) -> int:
     return 0
 
 
-def _found(config: ShowConfig, catalogue: Catalogue, key: str) -> list[CatalogueEntry]:
+def _found(dataset: Dataset, catalogue: Catalogue, key: str) -> list[CatalogueEntry]:
+    from imagenet_prep.storage.dataset_store import incidents
+
     entries = catalogue.find({key})
     if entries:
         return entries[key]
+    for line in incidents(dataset.store, dataset.manifest):
+        if line.key == key:
+            raise UsageError(
+                f"{dataset.where}: {key} is not stored: {line.action} ({line.reason}: "
+                f"{line.detail})"
+            )
     near = catalogue.like(key)
     meant = f"Did you mean {near}? " if near else ""
     raise UsageError(
-        f"{config.dataset}: no image has the key {key}. {meant}Keys are CLASS/NAME or NAME; "
+        f"{dataset.where}: no image has the key {key}. {meant}Keys are CLASS/NAME or NAME; "
         "--keys lists all of them."
     )
 

@@ -93,6 +93,12 @@ class Target:
                 "again: only damaged and missing files are copied. Otherwise, choose a different "
                 "target."
             )
+        if theirs is not None and ours in _parents(theirs):
+            raise UsageError(
+                f"{self.store.where()} has a newer version of this dataset (manifest "
+                f"{digest[:16]}), which --replace does not replace by an older one: images may "
+                "have been removed on request. To go back, remove it, or choose a different target."
+            )
         if digest != ours and not is_older:
             raise UsageError(
                 f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
@@ -213,6 +219,14 @@ def _digest(data: bytes) -> str:
         return str(strict_json.loads(data)["digest"])
     except (ValueError, LookupError, TypeError):
         return _DAMAGED_MANIFEST
+
+
+def _parents(data: bytes) -> set[str]:
+    """Returns the digests of the older versions that a manifest names; none if it is damaged."""
+    with contextlib.suppress(ManifestError):
+        steps = manifest.loads(data, schema.MANIFEST).settings.amendments
+        return {step.parent for step in steps}
+    return set()
 
 
 _INCOMING = f"{schema.WORK}/incoming"

@@ -193,8 +193,8 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             f"--add {where}: folders that are not classes of the dataset: {some(other_classes)}. "
             "amend cannot add classes, because labels are positions in the class list. For new "
             "classes, run prepare on all photographs, with the quarantine.jsonl of this dataset as "
-            "--exclude, and then amend with your lists of --relabel. If the folder is one class, "
-            "give the folder above it."
+            "--exclude, and with --holdout as before, and then amend with your lists of --relabel. "
+            "If the folder is one class, give the folder above it."
         )
     source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
     reader = source.images

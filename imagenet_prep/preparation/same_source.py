@@ -71,22 +71,34 @@ def require_same_source(job: PrepareJob, output: Output, *, note: bool = True) -
         answers = source.evaluation.answers if source.evaluation else {}
         changes = _other_classes(manifest, source.classes, answers)
         listed = _is_listed(output.store, manifest)
-        has_grown = False
+        kinds = set()
         try:
             for kind, words in _other_images(job, output.store, manifest, plans, newest, listed):
                 changes.append(words)
-                has_grown |= kind == _ADDED and isinstance(job.selection.source, FolderSource)
+                kinds.add(kind)
         except (SourceError, UsageError) as error:
             changes.append(str(error))
         changes = changes or [*_other_files(job, manifest, plans, newest, listed=listed)]
-    advice = _ADVICE
-    if has_grown:
-        folders = shlex.join([output.store.where(), "--add", job.selection.where])
-        advice = (
-            f"To add only the new images, run imagenet-prep amend {folders} --out NEW. To make the "
-            "dataset again, choose a different folder"
-        )
+    is_folder = isinstance(job.selection.source, FolderSource)
+    advice = _advice(output.store.where(), job.selection.where, kinds) if is_folder else _ADVICE
     _settle(output, changes, advice, note=note)
+
+
+def _advice(dataset: str, source: str, kinds: Collection[str]) -> str:
+    """Returns what to do about a folder with these kinds of differences."""
+    command = f"imagenet-prep amend {shlex.quote(dataset)}"
+    ways = []
+    if _ADDED in kinds:
+        add = shlex.join(["--add", source])
+        ways.append(f"To add only the new images, run {command} {add} --out NEW. ")
+    if _REMOVED in kinds:
+        ways.append(
+            f"To remove images, list their keys in a file, and run {command} --exclude FILE --out "
+            "NEW. "
+        )
+    if not ways:
+        return _ADVICE
+    return f"{''.join(ways)}To make the dataset again, choose a different folder"
 
 
 def require_same_shards(

@@ -9,6 +9,7 @@ import hashlib
 import io
 import operator
 import os
+import shlex
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
@@ -244,7 +245,8 @@ class ColumnWriter:
         return existing
 
     def _removal(self) -> str:
-        return f"imagenet-prep remove-column {self._records.root} {self.column.name}"
+        place = shlex.quote(str(self._records.root))
+        return f"imagenet-prep remove-column {place} {self.column.name}"
 
     def _tell_kept(self) -> None:
         """Logs the number of rows that exist already: a changed script does not change them."""

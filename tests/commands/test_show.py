@@ -23,11 +23,12 @@ from imagenet_prep.read import catalogue
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.store import Store
-from tests.kit import amended, columns, command, foreign
+from tests.kit import amended, columns, command, foreign, layouts
 from tests.kit.dataset import Reference, records
 from tests.kit.faults import cut
 from tests.kit.foreign_datasets import ForeignDataset, foreign_dataset, mini, stored
 from tests.kit.messages import says, wording
+from tests.kit.photographs import photograph
 
 __all__ = ["foreign_dataset", "mini", "stored"]
 
@@ -281,6 +282,19 @@ def test_class_is_shown_by_name_and_index(reference: Reference) -> None:
     assert [row.split()[7] for row in rows[: len(expected)]] == [
         key.partition("/")[2] for key in expected
     ][:20]
+
+
+def test_key_that_is_not_stored_gets_its_reason(tmp_path: Path) -> None:
+    for name in ("1", "2", "3"):
+        layouts.write(tmp_path / "in/cats" / f"{name}.jpg", photograph(20, 30, int(name)))
+    layouts.write(tmp_path / "in/cats/empty.jpg", b"")
+    (tmp_path / "list").write_text("cats/2.jpg\n")
+    words = "--source", tmp_path / "in", "--exclude", tmp_path / "list", "--out", tmp_path / "set"
+    assert command.run("prepare", *words).code == 0
+    for key, why in (("cats/2.jpg", "excluded"), ("cats/empty.jpg", "quarantined")):
+        shown = command.run("show", tmp_path / "set", "--key", key)
+        assert shown.code == 2
+        assert says("not-stored", ..., key, why).search(shown.err)
 
 
 @pytest.mark.parametrize(

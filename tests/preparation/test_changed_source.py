@@ -26,6 +26,7 @@ from imagenet_prep.resize import ResizeConfig, resize
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import layouts
 from tests.kit.dataset import everything, stamps
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 from tests.kit.photographs import photograph
 
@@ -142,6 +143,7 @@ def test_removed_images_are_named_at_any_place(
     text = refusal(made, source, tmp_path / "out", num_shards)
     assert named(text) == [key]
     assert "--add" not in text
+    assert says("remove-images-list-their-keys").search(text)
 
 
 @SHARDS

@@ -1,0 +1,119 @@
+"""A dataset and its list of excluded images agree, also if photographs have copies."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import verbs
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.storage.dataset_store import open_dataset
+from tests.kit import layouts
+from tests.kit.photographs import photograph
+
+SPLITS = {"train": "train", "val": "validation"}
+
+
+def write_folder(folder: Path, chance: random.Random, *, with_validation: bool) -> None:
+    """Writes 36 files with 18 different contents, so most files have a copy."""
+    contents = [photograph(20, 30, number) for number in range(18)]
+    for number in range(36):
+        split = chance.choice([*SPLITS]) if with_validation else ""
+        name = f"{chance.choice(('cat', 'dog'))}/{number:02}.jpg"
+        layouts.write(folder / split / name, chance.choice(contents))
+
+
+def keys(dataset: Path) -> dict[str, set[str]]:
+    opened = open_dataset(str(dataset))
+    return {
+        split: {row.key for table in opened.rows(entry.shards) for row in table}
+        for split, entry in opened.manifest.splits.items()
+    }
+
+
+def excluded(dataset: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (dataset / "quarantine.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["action"] == "excluded"]
+
+
+@pytest.mark.parametrize("with_validation", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_copies_stay_in_every_later_step(
+    tmp_path: Path, seed: int, with_validation: bool
+) -> None:
+    chance = random.Random(seed)
+    source = tmp_path / "in"
+    write_folder(source, chance, with_validation=with_validation)
+    how: dict[str, Any] = {} if with_validation else {"holdout": "20%"}
+    verbs.prepare(source, tmp_path / "0", **how)
+    last = tmp_path / "0"
+    for step in ("1", "2", "3"):
+        lines = [f"{split}:{key}" for split, each in keys(last).items() for key in sorted(each)]
+        listed = chance.sample(lines, 4)
+        (tmp_path / "list").write_text("".join(f"{line}\n" for line in listed))
+        verbs.amend(last, tmp_path / step, exclude=tmp_path / "list")
+        last = tmp_path / step
+        expected = keys(last)
+
+        again = {"exclude": last / "quarantine.jsonl", "allow_unknown": True}
+        verbs.prepare(source, tmp_path / f"prepared-{step}", **how, **again)
+        assert keys(tmp_path / f"prepared-{step}") == expected
+        verbs.amend(last, tmp_path / f"amended-{step}", **again)
+        assert keys(tmp_path / f"amended-{step}") == expected
+        size: dict[str, Any] = {"short_side": 16, "splits": [*expected]}
+        verbs.resize(last, tmp_path / f"resized-{step}", **size, **again)
+        assert keys(tmp_path / f"resized-{step}") == expected
+        again["exclude"] = tmp_path / f"resized-{step}/quarantine.jsonl"
+        size["short_side"] = 12
+        verbs.resize(tmp_path / f"resized-{step}", tmp_path / f"smaller-{step}", **size, **again)
+        assert keys(tmp_path / f"smaller-{step}") == expected
+        again["exclude"] = tmp_path / f"smaller-{step}/quarantine.jsonl"
+        verbs.amend(tmp_path / f"smaller-{step}", tmp_path / f"last-{step}", **again)
+        assert keys(tmp_path / f"last-{step}") == expected
+        verbs.prepare(source, tmp_path / f"anew-{step}", **how, **again)
+        assert keys(tmp_path / f"anew-{step}") == expected
+        with pytest.raises(UsageError):  # no new image
+            verbs.amend(last, tmp_path / "added", add=source)
+        same = [{**line, "archive": "", "offset": 0} for line in excluded(last)]
+        carried = excluded(tmp_path / f"amended-{step}")
+        assert [{**line, "archive": "", "offset": 0} for line in carried] == same
+
+
+def test_image_is_excluded_by_bytes_after_its_last_copy(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photograph(20, 30, ord(name)))
+    layouts.write(tmp_path / "in/cat/copy.jpg", photograph(20, 30, ord("a")))
+    verbs.prepare(tmp_path / "in", tmp_path / "0")
+    for step, key in (("1", "cat/copy.jpg"), ("2", "cat/a.jpg")):
+        (tmp_path / "list").write_text(f"{key}\n")
+        verbs.amend(tmp_path / str(int(step) - 1), tmp_path / step, exclude=tmp_path / "list")
+    assert [line["kept_in"] for line in excluded(tmp_path / "1")] == [["train"]]
+    assert not any("kept_in" in line for line in excluded(tmp_path / "2"))
+
+    layouts.write(tmp_path / "more/cat/renamed.jpg", photograph(20, 30, ord("a")))
+    verbs.amend(tmp_path / "1", tmp_path / "1-more", add=tmp_path / "more")
+    assert keys(tmp_path / "1-more")["train"] > {"cat/a.jpg", "cat/renamed.jpg"}
+    with pytest.raises(UsageError):  # no new image, since it is excluded under any name
+        verbs.amend(tmp_path / "2", tmp_path / "2-more", add=tmp_path / "more")
+
+
+def test_line_of_another_dataset_excludes_under_any_name(tmp_path: Path) -> None:
+    """Of two lists in one file, the image is only kept where both have kept it."""
+    for name in ("a", "b", "copy"):
+        seed = 1 if name == "b" else 0
+        layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photograph(20, 30, seed))
+    verbs.prepare(tmp_path / "in", tmp_path / "set")
+    listed = []
+    for name, lines in (("one", "cat/copy.jpg\n"), ("both", "cat/a.jpg\ncat/copy.jpg\n")):
+        (tmp_path / "list").write_text(lines)
+        verbs.amend(tmp_path / "set", tmp_path / name, exclude=tmp_path / "list")
+        listed.append((tmp_path / name / "quarantine.jsonl").read_text())
+    for order in (listed, listed[::-1]):
+        (tmp_path / "joined").write_text("".join(order))
+        out = tmp_path / f"out-{order is listed}"
+        verbs.prepare(tmp_path / "in", out, exclude=tmp_path / "joined", allow_unknown=True)
+        assert keys(out)["train"] == {"cat/b.jpg"}

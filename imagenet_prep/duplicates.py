@@ -201,9 +201,10 @@ def _side(config: DuplicatesConfig, out: Store) -> _Side:
 
 def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     from imagenet_prep.matching import pictures
-    from imagenet_prep.storage.dataset_store import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset, refuse_inside
 
     dataset = open_dataset(place)
+    refuse_inside(out.where(), dataset)
     splits = [name for name in dataset.manifest.splits if name in wanted] or wanted
     pieces = pictures.of_set(dataset, splits, other=other)
     kept = pictures.store_of_rows(place, out)

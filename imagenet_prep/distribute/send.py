@@ -46,6 +46,7 @@ from imagenet_prep.hosts.channel import (
     MessageFrame,
     Process,
 )
+from imagenet_prep.storage.dataset_store import refuse_unfinished
 from imagenet_prep.storage.fetch import contents
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Journal
@@ -92,6 +93,7 @@ class Original:
         try:
             self.data = self._read(schema.MANIFEST)
         except AbsentError as error:
+            refuse_unfinished(self._store)
             advice = (
                 " If train and validation are in two buckets, copy one split into the bucket of "
                 "the other before."

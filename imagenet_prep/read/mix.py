@@ -449,8 +449,10 @@ def make_buckets(
 
 def _shares(names: Sequence[str], weights: Mapping[str, float]) -> tuple[float, ...]:
     """Returns the share of each part; raises UsageError if a weight is missing or no number."""
-    if not names or set(weights) != set(names):
-        raise UsageError(f"weights={dict(weights)}: expected a weight for each of {[*names]}")
+    if not names or not isinstance(weights, Mapping) or set(weights) != set(names):
+        raise UsageError(
+            f"weights={weights!r}: expected a dict with a weight for each of {[*names]}"
+        )
     values = [weights[name] for name in names]
     if not all(0 < value < math.inf for value in values):
         raise UsageError(f"weights={dict(weights)}: expected numbers above 0")

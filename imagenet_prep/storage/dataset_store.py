@@ -286,6 +286,17 @@ def _read_manifest(store: Readable, name: str) -> bytes:
         raise
 
 
+def refuse_unfinished(store: Readable) -> None:
+    """Raises IncompleteError if the run that makes the dataset in a store has not finished."""
+    listed = store.list_folder()
+    # The folder of a training run has a .work, too.
+    if schema.WORK in listed and schema.TRAINING_LOG not in listed:
+        raise IncompleteError(
+            f"{store.where()}: no {schema.MANIFEST} yet, because the run that writes it has not "
+            "finished. Run its command again to resume it."
+        )
+
+
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
@@ -299,13 +310,7 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
             if store.as_folder.root.exists():
                 raise UsageError(f"{where}: is a file. Give the folder of the dataset.")
             raise UsageError(f"{where}: there is no such folder")
-        listed = store.list_folder()
-        # The folder of a training run has a .work, too.
-        if schema.WORK in listed and schema.TRAINING_LOG not in listed:
-            raise IncompleteError(
-                f"{where}: no {schema.MANIFEST} yet, because the run that writes it has not "
-                "finished. Run its command again to resume it."
-            )
+        refuse_unfinished(store)
         raise UsageError(
             f"{where}: not a dataset of imagenet-prep (no {schema.MANIFEST}). To make one from "
             "images, run imagenet-prep prepare. For TFRecords of a different program, run "

@@ -86,6 +86,12 @@ def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
+def test_unfinished_dataset_is_not_called_foreign(tmp_path: Path) -> None:
+    (tmp_path / schema.WORK).mkdir()
+    with pytest.raises(IncompleteError, match=says("no-yet-because-run-not", str(tmp_path))):
+        opened(tmp_path)
+
+
 def test_a_bucket_without_manifest_may_lack_a_split(prefix: str) -> None:
     with pytest.raises(UsageError, match=says("train-validation-two-buckets-copy")):
         opened(prefix)

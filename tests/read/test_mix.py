@@ -340,6 +340,8 @@ def test_parts_are_different_readers_by_name(colours: Path) -> None:
         make_mix({"a": reader, "b": reader})
     with pytest.raises(UsageError, match=says("parts-expected-dict-readers-name")):
         make_mix([reader])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=says("weights-expected-weight-each", "[1]")):
+        make_mix({"a": reader}, weights=[1])  # type: ignore[arg-type]
 
 
 def test_mix_continues_with_the_next_epoch(colours: Path) -> None:

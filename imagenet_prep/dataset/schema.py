@@ -108,6 +108,8 @@ TFDS_INFO = "dataset_info.json"
 TFDS_LABELS = "image-class-label.labels.txt"
 TFDS_FILES = (TFDS_FEATURES, TFDS_INFO, TFDS_LABELS)
 WORK = ".work"
+# These files exist during a run of prepare, resize or adopt, and after it was killed.
+BEGUN = (f"{WORK}/run.json", f"{WORK}/adopt.json")
 # The old manifest, while a run replaces it.
 REPLACED = f"{WORK}/replaced.json"
 # The locations of replicas that `replicate` has verified, one per line, for `report`.

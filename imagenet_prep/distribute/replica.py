@@ -230,8 +230,6 @@ def _parents(data: bytes) -> set[str]:
 
 
 _INCOMING = f"{schema.WORK}/incoming"
-# These files exist during a run of prepare, resize or adopt, and after it was killed.
-_BEGUN = (f"{schema.WORK}/run.json", f"{schema.WORK}/adopt.json")
 # Disk space for journals, folders and partly used blocks, in addition to the files.
 SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source or in transit. Run verify at the source."
@@ -264,7 +262,7 @@ class Replica(Target):
 
     def refuse_others(self) -> None:
         """Also raises UsageError for an unfinished run, or a part other than the requested one."""
-        if self.store.size(schema.MANIFEST) is None and self.store.sizes(_BEGUN):
+        if self.store.size(schema.MANIFEST) is None and self.store.sizes(schema.BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "
                 "Finish it, or choose a different folder."

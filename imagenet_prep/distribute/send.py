@@ -93,7 +93,8 @@ class Original:
         try:
             self.data = self._read(schema.MANIFEST)
         except AbsentError as error:
-            refuse_unfinished(self._store)
+            if any(self._store.size(name) is not None for name in schema.BEGUN):
+                refuse_unfinished(self._store)
             advice = (
                 " If train and validation are in two buckets, copy one split into the bucket of "
                 "the other before."

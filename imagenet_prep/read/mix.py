@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class Mix(Mixed):
       >>> mix = make_mix({"half": part, "all": rest}, weights={"half": 1, "all": 3})
       >>> batch = next(iter(mix))
       >>> batch["images"].shape, batch["part"].shape, sorted(mix.state())[:3]
-      ((8, 224, 224, 3), (8,), ['epoch', 'examples_read', 'num_examples'])
+      ((8, 224, 224, 3), (8,), ['epoch', 'examples_read', 'names'])
     """
 
     def __init__(
@@ -360,6 +360,26 @@ _POSITION = ("epoch", "examples_read")
 _EQUAL = ("batch_size", "fields", "framework", "dtype", "layout", "as_tuple", "colour")
 
 
+@overload
+def make_mix(
+    parts: Mapping[str, Reader],
+    weights: Mapping[str, float] | None = None,
+    *,
+    homogeneous: Literal[False] = False,
+    seed: int = 0,
+) -> Mix: ...
+
+
+@overload
+def make_mix(
+    parts: Mapping[str, Reader],
+    weights: Mapping[str, float] | None = None,
+    *,
+    homogeneous: bool,
+    seed: int = 0,
+) -> Mix | Alternation: ...
+
+
 @checked
 def make_mix(
     parts: Mapping[str, Reader],
@@ -447,9 +467,9 @@ def make_buckets(
     return Alternation(parts, None)
 
 
-def _shares(names: Sequence[str], weights: Mapping[str, float]) -> tuple[float, ...]:
+def _shares(names: Sequence[str], weights: Any) -> tuple[float, ...]:
     """Returns the share of each part; raises UsageError if a weight is missing or no number."""
-    if not names or not isinstance(weights, Mapping) or set(weights) != set(names):
+    if not isinstance(weights, Mapping) or not names or set(weights) != set(names):
         raise UsageError(
             f"weights={weights!r}: expected a dict with a weight for each of {[*names]}"
         )

@@ -88,6 +88,7 @@ def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
 
 def test_unfinished_dataset_is_not_called_foreign(tmp_path: Path) -> None:
     (tmp_path / schema.WORK).mkdir()
+    (tmp_path / schema.BEGUN[0]).touch()
     with pytest.raises(IncompleteError, match=says("no-yet-because-run-not", str(tmp_path))):
         opened(tmp_path)
 

@@ -83,7 +83,7 @@ def test_kept_copies_stay_in_every_later_step(
         assert [{**line, "archive": "", "offset": 0} for line in carried] == same
 
 
-def test_image_is_excluded_by_bytes_after_its_last_copy(tmp_path: Path) -> None:
+def test_bytes_are_excluded_with_their_last_copy(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photograph(20, 30, ord(name)))
     layouts.write(tmp_path / "in/cat/copy.jpg", photograph(20, 30, ord("a")))

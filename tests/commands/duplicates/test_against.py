@@ -1,4 +1,4 @@
-"""`duplicates --against`: two datasets with different classes."""
+"""`duplicates --against`: two datasets with different classes; no dataset is written to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import csv
 import json
 from pathlib import Path
 
-from tests.kit import command
+import pytest
+
+from tests.kit import command, layouts
 from tests.kit.codec import corpus
+from tests.kit.dataset import everything
+from tests.kit.messages import says
+from tests.kit.photographs import photograph
 
 
 def test_classes_of_the_other_dataset_are_its_own(tmp_path: Path) -> None:
@@ -29,3 +34,16 @@ def test_classes_of_the_other_dataset_are_its_own(tmp_path: Path) -> None:
     assert found == ["0", "1"]
     (pair,) = json.loads(result.out)["pairs"]
     assert pair["other_label"] == 0
+
+
+@pytest.mark.parametrize("folder", ["", "found"])
+def test_result_is_not_written_into_a_dataset(tmp_path: Path, folder: str) -> None:
+    layouts.write(tmp_path / "in/cat/1.jpg", photograph(30, 40))
+    there = tmp_path / "set"
+    assert command.run("prepare", "--source", tmp_path / "in", "--out", there).code == 0
+    before = everything(there)
+    for words in ((there,), (there, "--against", there)):
+        refused = command.run("duplicates", *words, "--out", there / folder)
+        assert says("inside-belongs-input-never-changes").search(refused.err)
+        assert refused.code == 2
+    assert everything(there) == before

@@ -647,16 +647,6 @@ def test_shard_damaged_after_hashing_is_reported(prepared: Path, tmp_path: Path)
     assert says("listed-above-unreadable-images-compared").search(result.err)
 
 
-@pytest.mark.parametrize("folder", ["", "found"])
-def test_result_is_not_written_into_a_dataset(copied: Path, tmp_path: Path, folder: str) -> None:
-    before = everything(copied)
-    for words in ((copied,), (copied, "--against", copied)):
-        refused = command.run("duplicates", *words, "--out", copied / folder)
-        assert says("inside-belongs-input-never-changes").search(refused.err)
-        assert refused.code == 2
-    assert everything(copied) == before
-
-
 def test_misspelt_split_of_the_other_dataset_is_named(copied: Path, tmp_path: Path) -> None:
     words = ("duplicates", copied, "--against", f"{copied}:validatoin", "--out", tmp_path / "out")
     result = command.run(*words)

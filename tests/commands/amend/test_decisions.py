@@ -547,11 +547,13 @@ class Model(NamedTuple):
         """Adds the new files; returns the counts that the command must print."""
         counts = dict.fromkeys(("new", "known", "held_out", "excluded", "readmitted"), 0)
         held_out = {key: n for (split, key), n in self.stored.items() if split == "holdout"}
+        # Of these images, only the excluded key must stay out, and a copy was kept.
+        kept = {*self.stored.values()}
         for key, number in files.items():
             former = {
                 split
                 for (split, name), excluded in self.excluded.items()
-                if key == name or number == excluded
+                if key == name or (number == excluded and number not in kept)
             }
             if self.stored.get(("train", key)) == number:
                 counts["known"] += 1
@@ -564,7 +566,8 @@ class Model(NamedTuple):
                 counts["readmitted"] += bool(former)
                 self.stored[min(former, default="train"), key] = number
         for (split, key), number in [*self.excluded.items()]:
-            if readmit and (key in files or number in files.values()):
+            is_given = key in files or (number in files.values() and number not in kept)
+            if readmit and is_given:
                 del self.excluded[split, key]
         return counts
 

@@ -296,11 +296,12 @@ def _refuse_others(job: ExportJob, mark: str, digest: str) -> None:
     done = job.finished()
     existing = done.get("request")
     ours = job.source.dataset.manifest.digest
-    if existing and done.get("dataset") not in (None, ours):
+    theirs = str(done.get("dataset", ours))
+    if existing and theirs != ours:
         raise UsageError(
-            f"{job.store.where()} has an export of the dataset {done['dataset'][:16]}, perhaps an "
-            f"older version; this one is {ours[:16]}. Choose a different folder, or delete the "
-            "export first."
+            f"{job.store.where()} has an export of the dataset {theirs[:16]}, perhaps an older "
+            f"version; this one is {ours[:16]}. Choose a different folder, or delete the export "
+            "first."
         )
     if schema.WORK in names and job.store.size(mark) is not None:
         existing = job.store.read(mark).decode(errors="replace")

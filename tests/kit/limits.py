@@ -38,6 +38,7 @@ _LIMITS = {
     "cache_wait_s": "read.cache._TIMEOUT_S",
     "lock_report_s": "read.cache._REPORT_S",
     "damaged_in_a_sample": "reporting.sample._MAX_DAMAGED",
+    "searched_table_bytes": "shards.equal_bytes._MOST_BYTES",
     "sorted_run_bytes": "shards.sorted_tables.RUN_BYTES",
     "sorted_run_keys": "shards.sorted_tables._KEYS_OF_A_RUN",
     "hashed_together_bytes": "shards.writer._HASHED_TOGETHER_BYTES",

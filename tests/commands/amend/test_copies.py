@@ -13,6 +13,7 @@ from imagenet_prep import verbs
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import layouts
+from tests.kit.limits import Limits
 from tests.kit.photographs import photograph
 
 SPLITS = {"train": "train", "val": "validation"}
@@ -49,6 +50,8 @@ def test_kept_copies_stay_in_every_later_step(
     source = tmp_path / "in"
     write_folder(source, chance, with_validation=with_validation)
     how: dict[str, Any] = {} if with_validation else {"holdout": "20%"}
+    if seed % 2:
+        how["short_side"] = 18  # so that the stored bytes differ from those of the source
     verbs.prepare(source, tmp_path / "0", **how)
     last = tmp_path / "0"
     for step in ("1", "2", "3"):
@@ -64,6 +67,9 @@ def test_kept_copies_stay_in_every_later_step(
         assert keys(tmp_path / f"prepared-{step}") == expected
         verbs.amend(last, tmp_path / f"amended-{step}", **again)
         assert keys(tmp_path / f"amended-{step}") == expected
+        again["exclude"] = tmp_path / f"prepared-{step}/quarantine.jsonl"
+        verbs.amend(tmp_path / f"prepared-{step}", tmp_path / f"twice-{step}", **again)
+        assert keys(tmp_path / f"twice-{step}") == expected
         size: dict[str, Any] = {"short_side": 16, "splits": [*expected]}
         verbs.resize(last, tmp_path / f"resized-{step}", **size, **again)
         assert keys(tmp_path / f"resized-{step}") == expected
@@ -81,6 +87,16 @@ def test_kept_copies_stay_in_every_later_step(
         same = [{**line, "archive": "", "offset": 0} for line in excluded(last)]
         carried = excluded(tmp_path / f"amended-{step}")
         assert [{**line, "archive": "", "offset": 0} for line in carried] == same
+
+
+@pytest.mark.parametrize("most", [1, 1 << 20])
+def test_copies_are_found_in_tables_of_any_size(tmp_path: Path, limits: Limits, most: int) -> None:
+    limits(searched_table_bytes=most)
+    for name in ("a", "copy", "b"):
+        layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photograph(20, 30, int(name == "b")))
+    (tmp_path / "list").write_text("cat/copy.jpg\n")
+    verbs.prepare(tmp_path / "in", tmp_path / "set", exclude=tmp_path / "list")
+    assert [line["kept_in"] for line in excluded(tmp_path / "set")] == [["train"]]
 
 
 def test_bytes_are_excluded_with_their_last_copy(tmp_path: Path) -> None:
@@ -112,8 +128,11 @@ def test_line_of_another_dataset_excludes_under_any_name(tmp_path: Path) -> None
         (tmp_path / "list").write_text(lines)
         verbs.amend(tmp_path / "set", tmp_path / name, exclude=tmp_path / "list")
         listed.append((tmp_path / name / "quarantine.jsonl").read_text())
-    for order in (listed, listed[::-1]):
-        (tmp_path / "joined").write_text("".join(order))
-        out = tmp_path / f"out-{order is listed}"
+    (tmp_path / "in/cat/a.jpg").rename(tmp_path / "in/cat/renamed.jpg")
+    orders = {"one": listed[:1], "forwards": listed, "backwards": listed[::-1]}
+    for name, lists in orders.items():
+        (tmp_path / "joined").write_text("".join(lists))
+        out = tmp_path / f"out-{name}"
         verbs.prepare(tmp_path / "in", out, exclude=tmp_path / "joined", allow_unknown=True)
-        assert keys(out)["train"] == {"cat/b.jpg"}
+        kept = {"cat/renamed.jpg"} if name == "one" else set()
+        assert keys(out)["train"] == {"cat/b.jpg"} | kept

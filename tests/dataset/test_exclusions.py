@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.keys import parse_list
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.shared_flags import read_exclusions
 from tests.kit.messages import says
@@ -35,6 +37,18 @@ def test_only_excluded_images_are_listed(tmp_path: Path) -> None:
     # The digest covers the bytes, since they decide which images are excluded.
     same_keys = read_exclusions(listed(tmp_path / "list", LINE, replace(LINE, key="cat/3.jpg")))
     assert same_keys.sha256 != found.sha256
+
+
+def test_kept_copies_change_the_digest(tmp_path: Path) -> None:
+    """Lists of earlier versions keep their digest, which finished datasets contain."""
+    kept = [(), ("train",), ("validation",), ("train", "validation")]
+    found = [
+        read_exclusions(listed(tmp_path / "list", replace(LINE, kept_in=splits))) for splits in kept
+    ]
+    assert len({each.sha256 for each in found}) == len(kept)
+    of_keys = parse_list("list", b"train:cat/1.jpg\n").sha256
+    files = {"a" * 64: [9, "train:cat/1.jpg", ""]}
+    assert found[0].sha256 == strict_json.digest([of_keys, files])
 
 
 def test_list_of_keys_has_no_bytes(tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ def test_csv_of_a_spreadsheet_is_read(tmp_path: Path, delimiter: str) -> None:
     assert sheet.read(path).classes == {"n1/a.JPEG": ("3", "17"), "n1/b.JPEG": ()}
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "\n", "\r"])
+def test_list_of_many_fields_is_refused_unparsed(
+    tmp_path: Path, limits: Limits, delimiter: str
+) -> None:
+    limits(key_list_lines=20)
+    path = written(tmp_path / "own.csv", f"key,class\na{21 * delimiter}")
+    with pytest.raises(UsageError, match=says("not-label-list-expected-csv", ..., "more than 20")):
+        sheet.read(path)
+
+
 def test_real_counts_from_the_first_image(tmp_path: Path) -> None:
     rows = write_real(tmp_path / "real.json", labels_of_validation())
     found = sheet.read(tmp_path / "real.json")

@@ -373,6 +373,9 @@ def test_state_of_a_different_mix_is_refused(colours: Path, homogeneous: bool) -
     for other in [*others, mix(seed=9)]:
         with pytest.raises(UsageError, match="the state has"):
             other.restore(state)
+    for name in state.keys() - {"names", "version"}:
+        with pytest.raises(UsageError, match="the state"):
+            mix().restore({key: value for key, value in state.items() if key != name})
     damages: list[dict[str, Any]] = [{"epoch": -1}, {"epoch": "0"}, {"version": 0}, {"parts": None}]
     name = "read" if homogeneous else "examples_read"
     damages += [{name: value} for value in (-1, "3", 1.5, None, [-1, 0, 0], [0])]

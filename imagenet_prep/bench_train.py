@@ -275,7 +275,7 @@ def _run(
             raise kind(f"run with {counted(ranks, 'rank')} failed with exit code {code}; see above")
         log = str(log_dir / LOG)
         ending = commands.run(commands.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
-        if ending.code:
+        if ending.code != 0:  # None if it has timed out
             raise errors.ImagenetPrepError(f"{leader}: {log} cannot be read: {ending.explained}")
     finally:
         remove = commands.command_on(leader, ["rm", "-rf", str(log_dir)])

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from imagenet_prep import bench_train, report, train
 from imagenet_prep.bench_train import BenchTrainConfig, RankRuns, TimedRun
 from imagenet_prep.core import strict_json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.hosts.commands import Ending
 from imagenet_prep.reporting import plots
 from tests.kit import command
 from tests.kit.machine import lines_of
@@ -145,6 +147,31 @@ def test_parameter_servers_are_passed_to_launch(
     launch = launched[launched.index("launch") : launched.index("train")]
     assert launch == ["launch", "-np", "2", "--servers", "3", "--"]
     assert "--comm=dist_sync" in launched
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [Ending(None, "it did not answer within 60 s", seconds=60.0), Ending(1, "No such file")],
+    ids=["too late", "missing"],
+)
+def test_log_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: Ending
+) -> None:
+    """The log is on the host of rank 0; the folder of the run is removed there nevertheless."""
+    asked: list[str] = []
+
+    def run(argv: Sequence[str], **_: Any) -> Ending:
+        asked.append(argv[0])
+        return ending
+
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr("imagenet_prep.hosts.commands.run", run)
+    words = ["-np", "1", "--out", str(tmp_path), "--", "train", "--synthetic"]
+    with pytest.raises(ImagenetPrepError, match=says("cannot-read", ..., ..., ending.said)):
+        bench_train.run(words)
+
+    assert asked == ["cat", "rm"]
 
 
 def test_command_other_than_train_is_refused() -> None:

@@ -47,7 +47,7 @@ Examples:
 _CODE = "code"
 _MOST_FILES = 100
 _LOCAL = "/opt/ml"
-_NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
+_NAME = re.compile(r"(?!.{64})[a-zA-Z0-9](-*[a-zA-Z0-9])*")
 _FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
 _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 # SageMaker's console plots numbers from the rows that rank 0 of `train` prints; see trainer/log.py.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import re
@@ -172,6 +173,10 @@ def test_a_file_system_is_mounted_read_only() -> None:
             says("data-expected-channel-train-no"),
         ),
         (
+            ("--data", "train=s3://b/set,train=s3://b/older", "--", "train"),
+            says("data-expected-channel-train-no"),
+        ),
+        (
             ("--data", "/data/set", "--", "train"),
             says("data-expected-s3-bucket-prefix", "/data/set"),
         ),
@@ -204,6 +209,30 @@ def test_sagemaker_refuses_invalid_arguments_before_submission(
     assert re.search(said, refused.err)
 
 
+# A name has at most 63 characters, with the hyphens.
+NOT_NAMES = ("a" * 64, "a" + "-b" * 32, "a" + "-" * 62 + "b", "-a", "a-", "a_b", "")
+VPC = {"subnets": ("subnet-1",), "security_groups": ("sg-1",)}
+LUSTRE = ("fsx:fs-0123456789abcdef0:/set",)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        *(({"name": name}, "name-expected-up-63-letters") for name in NOT_NAMES),
+        *(({name: VPC[name]}, "subnets-security-groups-expected-both-none") for name in VPC),
+        ({"data": LUSTRE, "input_mode": "FastFile", **VPC}, "input-mode-data-s3"),
+        *(({"name": name}, "") for name in ("a", "a" * 63, "7--b", "a" + "-b" * 31)),
+        ({"data": LUSTRE, **VPC}, ""),
+        ({"data": ("s3://b/set",), "input_mode": "FastFile"}, ""),
+    ],
+)
+def test_requests_are_checked_as_amazon_does(more: dict[str, Any], said: str) -> None:
+    words = {"image": "image", "role": "role", "output": "s3://b/runs", "instance_type": "type"}
+    refused = pytest.raises(ValueError, match=says(said)) if said else contextlib.nullcontext()
+    with refused:
+        sagemaker.SageMakerConfig(**words, **more)
+
+
 def test_wait_prints_each_job_state_once(stubber: Any, capsys: pytest.CaptureFixture[str]) -> None:
     started = ("Starting", "Launching instances")
     training = ("Training", "Image pulled")
@@ -220,6 +249,20 @@ def test_wait_prints_each_job_state_once(stubber: Any, capsys: pytest.CaptureFix
         "10:00:00  Training: Image pulled",
         "resnet-1 has ended, 3,600 s billed on each instance; model: " + MODEL,
     ]
+
+
+@pytest.mark.parametrize("known", [(1, 1, 2, 3), (0, 2, 3, 3), (3,)])
+def test_wait_prints_states_of_every_poll(
+    capsys: pytest.CaptureFixture[str], known: tuple[int, ...]
+) -> None:
+    """`known` has the number of states that SageMaker knows at each poll."""
+    states = [(name, "") for name in ("Starting", "Downloading", "Training")]
+    polls = [answer("InProgress", "Training", *states[:number]) for number in known]
+    job = Cloud(describe_training_job=[*polls, answer("Completed", "Completed", *states)])
+    sagemaker.wait(job, "resnet-1", pause=lambda _: None)  # type: ignore[arg-type]
+
+    printed = capsys.readouterr().out.splitlines()[:-1]
+    assert printed == [f"10:00:00  {name}: " for name, _ in states]
 
 
 @pytest.mark.parametrize(
@@ -423,6 +466,24 @@ def test_follow_prints_all_log_lines_once(
     assert len(pauses) == 3
     tokens = [asked.get("nextToken") for name, asked in logs.asked if name == "get_log_events"]
     assert tokens == [None, "1", "2", "2", None, "9"]
+
+
+@pytest.mark.parametrize("end", ["Completed", "Stopped", "Failed"])
+def test_lines_after_the_end_are_shown(capsys: pytest.CaptureFixture[str], end: str) -> None:
+    """The last lines, with the reason of a failure, are in the log only after the job's end."""
+    stream = {"logStreamName": "resnet-1/algo-1-170000"}
+    events = [lines("1"), lines("1")]
+    logs = Cloud(describe_log_streams=[{"logStreams": [stream]}], get_log_events=events)
+    job = Cloud(describe_training_job=[answer(end, end)])
+
+    def arrive(_: float) -> None:
+        events[0] = lines("1", "the last line")
+
+    log = sagemaker_job.JobLog(logs, "resnet-1")  # type: ignore[arg-type]
+    with contextlib.suppress(ImagenetPrepError):
+        sagemaker_job.wait(job, "resnet-1", log, pause=arrive)  # type: ignore[arg-type]
+
+    assert "the last line" in capsys.readouterr().out.splitlines()
 
 
 def test_job_is_followed_if_log_access_is_denied(

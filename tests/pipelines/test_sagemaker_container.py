@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.commands import Host
 from imagenet_prep.launching.host import probe
 from imagenet_prep.pipelines import sagemaker_container
@@ -184,6 +185,28 @@ def test_hosts_without_valid_token_refuse_to_start(tmp_path: Path, token: str, s
 def test_invalid_answer_of_a_host_is_named(told: str) -> None:
     with pytest.raises(ImagenetPrepError, match=says("answer-invalid-3", "algo-2")):
         sagemaker_container._facts(Host("algo-2", 1), told)
+
+
+RANK = """
+import os, sys, time
+if os.environ["RANK"] == sys.argv[1]:
+    time.sleep(0.5)
+    sys.exit("imagenet-prep: the cause")
+print(sys.argv[2], file=sys.stderr)
+sys.exit(4)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cause", "code"), [("0", 1), ("2", 1), ("none", 4)])
+def test_a_lost_peer_is_not_the_cause(cause: str, code: int) -> None:
+    """The rank that causes the failure ends last; the others have lost a peer before."""
+    command_line = [sys.executable, "-S", "-c", RANK, cause, LEFT]
+    with pytest.raises(ImagenetPrepError) as caught:
+        sagemaker_container._run(command_line, [{"RANK": str(rank)} for rank in range(3)])
+
+    assert caught.value.exit_code == code
+    assert ("the cause" in str(caught.value)) == (code == 1)
 
 
 # A faster test of the same: the two hosts below.

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.distribute.config import ReplicateConfig
 from tests.kit.messages import says
 
@@ -16,3 +18,34 @@ def test_a_run_checks_repairs_or_previews(names: tuple[str, str]) -> None:
         ReplicateConfig(dataset="/set", to="/copy", **{name: True})
     with pytest.raises(ValueError, match=says("check-repair-dry-run-expected-most")):
         ReplicateConfig(dataset="/set", to="/copy", **dict.fromkeys(names, True))
+
+
+ADDRESSES = ["node10", "node9", "alpha"]
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_parts_follow_the_order_of_hosts(copies: int) -> None:
+    """Ranks on the host in line K of the file read part K, so its address does not matter."""
+    config = ReplicateConfig(
+        dataset="/set", to="hosts:hosts:/copy", mode="partition", copies=copies
+    )
+    parts = config.placements(ADDRESSES)
+
+    assert [*parts.items()] == [
+        (address, Placement(line, 3, copies)) for line, address in enumerate(ADDRESSES)
+    ]
+
+
+def test_every_host_gets_all_shards_by_default() -> None:
+    config = ReplicateConfig(dataset="/set", to="hosts:hosts:/copy")
+
+    assert config.placements(ADDRESSES) == dict.fromkeys(ADDRESSES, WHOLE)
+
+
+@pytest.mark.parametrize("copies", [0, 4])
+def test_more_copies_than_hosts_are_refused(copies: int) -> None:
+    config = ReplicateConfig(
+        dataset="/set", to="hosts:hosts:/copy", mode="partition", copies=copies
+    )
+    with pytest.raises(UsageError, match=f"--copies {copies} on 3 hosts: "):
+        config.placements(ADDRESSES)

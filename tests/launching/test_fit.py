@@ -7,16 +7,19 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagenet_prep.core import imports, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
+from imagenet_prep.dataset import schema
 from imagenet_prep.hosts.commands import Ending, Host
 from imagenet_prep.launching import host, host_checks
 from imagenet_prep.launching.rank_command import RankCommand
 from tests.kit.messages import says, wording
+from tests.kit.replicas import make_dataset
 
 NODE = Host("node1", 1)
 
@@ -371,3 +374,42 @@ def test_host_without_an_answer_in_time_is_named() -> None:
 
     assert isinstance(said, str)
     assert says("check-host-up-ssh-true", ..., NODE1.address).search(said)
+
+
+@pytest.mark.parametrize("name", [schema.shard_name("train", number, 3) for number in range(3)])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_sizes_of_shards_are_compared(tmp_path: Path, name: str, more: int) -> None:
+    """Neither a shard that was cut nor one that is too long is accepted."""
+    made = make_dataset(tmp_path / "set", shards=3, shard_bytes=1000)
+    path = tmp_path / "set" / name
+    size = path.stat().st_size
+    with open(path, "r+b") as shard:
+        shard.truncate(size + more)
+    told = host.probe(str(tmp_path / "set"))
+
+    wrong = wording("bytes-expected-2", path, f"{size + more:,}", f"{size:,}")
+    assert (told.dataset, told.problems) == (made.digest, [wrong] if more else [])
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "set", shards=2)
+    path = tmp_path / "set" / schema.shard_name("train", 1, 2)
+    path.unlink()
+    told = host.probe(str(tmp_path / "set"))
+
+    assert (told.dataset, told.problems) == ("", [f"{path}: No such file or directory"])
+
+
+@pytest.mark.parametrize(
+    ("connection", "reached"),
+    [(None, ""), ("10.0.0.1 50000 10.0.0.7 22", "10.0.0.7"), ("10.0.0.1 50000", "")],
+)
+def test_the_address_of_ssh_is_the_own(
+    monkeypatch: pytest.MonkeyPatch, connection: str | None, reached: str
+) -> None:
+    """SSH_CONNECTION begins with the address of the other machine."""
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    if connection is not None:
+        monkeypatch.setenv("SSH_CONNECTION", connection)
+
+    assert host.probe(None).reached == reached

@@ -163,7 +163,10 @@ def test_flink_without_a_task_manager_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.beam
-@pytest.mark.parametrize(("asked_for", "given"), [([], 5), (["--parallelism=2"], 2)])
+@pytest.mark.parametrize(
+    ("asked_for", "given"),
+    [([], 5), *(([f"--parallelism={number}"], number) for number in (1, 2, 5, 9))],
+)
 def test_failed_job_is_cancelled_after_taking_all_slots(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked_for: list[str], given: int
 ) -> None:

@@ -155,6 +155,15 @@ def test_dead_worker_ends_the_run_with_results_kept(
     assert run(stage, engine.THREADS, "a")[0].content.task == "a"
 
 
+def test_dead_worker_is_noticed_while_others_run(stage: Stage) -> None:
+    stage.clear()
+    with Processes(stage, [*map(Task, ("a", "killed", "stuck"))], 2) as workers:
+        wait_until(lambda: not workers.wait(0.1), "the end of the wait", 60)
+        codes = [process.poll() for process in workers._processes]
+
+    assert sorted(codes, key=str) == [-signal.SIGKILL, None]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_of_workers_reach_the_user(
     stage: Stage, kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -233,6 +233,26 @@ def test_built_wheel_is_cached_and_installed_again(
     assert kept.stat().st_mode & 0o777 == 0o644
 
 
+def test_wheels_that_fail_are_never_kept(
+    tmp_path: Path, installed: Callable[[Path], Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a cached wheel nor a new one; the logs stay for the user."""
+    cache = tmp_path / "wheels"
+    installed(cache)
+    assert len(list((cache / "key").iterdir())) == 1
+
+    def fail(*_: object) -> None:
+        raise ImagenetPrepError("the sum of the ranks is wrong")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(install_horovod, "prove", fail)
+        for _ in ("cached", "new"):
+            with pytest.raises(ImagenetPrepError, match="the sum of the ranks is wrong"):
+                install_horovod.install(InstallHorovodConfig(cache=str(cache)))
+            assert list((cache / "key").iterdir()) == []
+    assert len(list((tmp_path / "scratch").iterdir())) == 2
+
+
 def test_wheel_is_ignored_if_others_can_write_it(
     tmp_path: Path, installed: Callable[[Path], Installed]
 ) -> None:

@@ -180,16 +180,53 @@ def test_pytorch_is_recommended_if_it_is_installed(installed: Installed) -> None
     [
         ({"tensorflow": "2.21.0"}, "Horovod is not built for PyTorch"),
         ({"pytorch": "2.14.0"}, "Horovod is built for PyTorch 2.14.0, but 2.15.0 is installed"),
+        ({"pytorch": "2.14.0+cpu"}, "Horovod is built for PyTorch 2.14.0, but 2.15.0 is installed"),
+        ({"pytorch": "2.15.0"}, None),
         ({"pytorch": "2.15.0+cu130"}, None),
     ],
 )
+@pytest.mark.parametrize("variant", ["", "+cpu", "+cu130"])
 def test_horovod_must_be_built_for_the_installed_framework(
-    packages: Path, built: dict[str, str], problem: str | None
+    packages: Path, variant: str, built: dict[str, str], problem: str | None
 ) -> None:
-    add(packages, "torch", "2.15.0")
+    """Only the releases must be equal; what follows + names the variant of a build."""
+    add(packages, "torch", f"2.15.0{variant}")
     build(packages, **built)
 
     assert (here.problem_of_horovod("pytorch") or ("", None))[1] == problem
+
+
+@pytest.mark.parametrize(
+    ("framework", "package", "version", "is_on_cpu"),
+    [
+        ("pytorch", "torch", "2.15.0+cpu", True),
+        ("pytorch", "torch", "2.15.0+cu130", False),
+        ("pytorch", "torch", "2.15.0", False),
+        ("pytorch", "tensorflow-cpu", "2.21.0", False),
+        ("tensorflow", "tensorflow-cpu", "2.21.0", True),
+        ("tensorflow", "tensorflow", "2.21.0", False),
+        ("mxnet", "mxnet", "1.9.1", False),
+    ],
+)
+def test_packages_without_gpus_are_recognised(
+    packages: Path, framework: str, package: str, version: str, is_on_cpu: bool
+) -> None:
+    add(packages, package, version)
+
+    assert here.on_cpu_only(framework) == (f"{package} {version}" if is_on_cpu else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_on_cpu"),
+    [("0.28.1+patch01234567", True), ("0.28.1+patch01234567.nccl", False), ("0.28.1", False)],
+)
+def test_our_horovod_without_nccl_is_recognised(
+    packages: Path, version: str, is_on_cpu: bool
+) -> None:
+    assert not here.sums_on_cpu()
+    add(packages, "horovod", version)
+
+    assert here.sums_on_cpu() == is_on_cpu
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "1", '{"pytorch": [1]}'])

@@ -458,11 +458,16 @@ def test_counts_that_differ_from_the_published_are_named(
     assert problems(source) == expected
 
 
-def test_several_sets_in_one_folder_are_refused(tmp_path: Path) -> None:
-    for name in ("imagenet-a", "imagenet-r"):
+@pytest.mark.parametrize(
+    "names", [("imagenet-a", "imagenet-r"), ("blur", "imagenet-a"), ("blur", "imagenet-a", "noise")]
+)
+def test_several_sets_in_one_folder_are_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Only the archives of ImageNet-C, such as blur.tar, are one dataset together."""
+    for name in names:
         put(by_wnid(name, {WNIDS[0]: 1}).files, tmp_path, name, "tar")
 
-    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar. Set --source to"):
+    said = " and ".join(f"{name}.tar" for name in names)
+    with pytest.raises(UsageError, match=says("source-holds-set-source-one", ..., said)):
         found(tmp_path)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep import resize
 from tests.commands.resize.conftest import Resized
 from tests.kit import command
 from tests.kit.dataset import contents
@@ -89,6 +90,15 @@ def test_other_spellings_of_flags_are_equivalent(
     made = contents(out)
     shards = {name for name in resized.contents if name.startswith("train-")}
     assert {name: made[name] for name in shards} == {n: resized.contents[n] for n in shards}
+
+
+@pytest.mark.parametrize("word", ["--s=1", "--num_p", "--short", "--si=64", "--fo"])
+def test_only_words_before_dashes_are_spelled_out(word: str) -> None:
+    """The words after them are options of Apache Beam."""
+    before = resize._spelled_out(["-i", "IN", word])
+    both = resize._spelled_out(["-i", "IN", word, "--", word, "--", word])
+
+    assert both == [*before, "--", word, "--", word]
 
 
 @pytest.mark.parametrize(

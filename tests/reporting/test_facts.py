@@ -274,7 +274,7 @@ def test_quarantined_images_with_invalid_offsets_are_excluded(
     line: dict[str, object] = dict.fromkeys(("key", "archive", "action", "reason", "detail"), "x")
     line |= {"class_index": 0, "offset": 0, "size": 5}
     line |= {"split": "train", "source_sha256": "", "sha256": "", "source_bytes": 0}
-    line |= {"salt": ""}
+    line |= {"salt": "", "kept_in": ()}
     root, _ = small
     (root / schema.QUARANTINE).write_text(
         "\n".join(json.dumps(each) for each in (line, line | {"offset": number}))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,11 @@ def compared(one: Path, other: Path) -> Comparison:
     both = [facts.gather(side, []) for side in sides]
     splits = splits_that_differ(*sides)
     return compare(*both, differences(*sides, splits) if splits else (), seed=0)
+
+
+def shown_page(found: Comparison) -> str:
+    page = importlib.import_module("imagenet_prep.reporting.page")
+    return str(page.comparison(found, seed=0, made_at=datetime.now(UTC)))
 
 
 def test_dataset_equals_itself(small: Demo) -> None:
@@ -88,6 +95,9 @@ def test_lower_quality_reduces_similarity_and_bytes(small: Demo, tmp_path: Path)
     shown = [match.pictures is not None for match in first.matches]
     assert shown == [True] * 20 + [False] * (len(shown) - 20)
     assert all(match.sizes[0] == match.sizes[1] for match in first.matches)
+    sizes = [side.num_bytes for side in first.facts]
+    assert sizes[1] < sizes[0]
+    assert f"\N{MULTIPLICATION SIGN} {sizes[1] / sizes[0]:.2f}" in shown_page(first)
 
 
 def test_images_are_found_in_other_shards(small: Demo, tmp_path: Path) -> None:

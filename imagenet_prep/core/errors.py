@@ -182,10 +182,14 @@ def by_exit_code(
     return next((kind for kind in kinds if kind.exit_code == code), default)
 
 
-def some(items: Sequence[object]) -> str:
-    """Returns the first 5 items, separated by commas, and the number of items not shown."""
+def some(items: Sequence[object], total: int | None = None) -> str:
+    """Returns the first 5 items, separated by commas, and the number of items not shown.
+
+    `total` is the number of all items, if `items` has only the first of them.
+    """
     shown = ", ".join(map(str, items[:5]))
-    return shown if len(items) <= 5 else f"{shown} and {len(items) - 5} more"
+    num = len(items) if total is None else total
+    return shown if num <= 5 else f"{shown} and {num - 5} more"
 
 
 def _by_part(value: Any, name: str = "") -> dict[str, Any]:

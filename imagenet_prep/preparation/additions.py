@@ -58,6 +58,7 @@ class Additions:
       replaced: lines of the dataset's quarantine.jsonl about images that are added now.
       copies: keys of images to add, and the key under which the split has the same bytes.
       readmitted: keys of images to add that an earlier step has excluded.
+      relabelled: keys of readmitted images whose class was changed before they were excluded.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Additions:
     replaced: Collection[Incident] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     readmitted: Sequence[str] = ()
+    relabelled: Sequence[str] = ()
 
     @property
     def all_members(self) -> list[Member]:
@@ -95,8 +97,8 @@ class Additions:
         """The numbers of images of each kind, for `sentences`, and the ignored files by extension.
 
         `refused` has the first keys that an earlier step has excluded, `readmitted_keys` the first
-        of those that are added nevertheless, and `copies` the first keys of new images that the
-        split has under the given key.
+        of those that are added nevertheless, `relabelled_keys` the first that keep a changed class,
+        and `copies` the first keys of new images that the split has under the given key.
         """
         refused = self.skipped.get(_Kind.EXCLUDED, ())
         forgotten = len(self.skipped.get(_Kind.FORGOTTEN, ()))
@@ -107,9 +109,13 @@ class Additions:
             "excluded": len(refused) + len(self.excluded),
             "forgotten": forgotten,
             "refused": sorted(refused)[:_MOST_NAMED],
+            "num_refused": len(refused),
             "readmitted": len(self.readmitted),
             "readmitted_keys": sorted(self.readmitted)[:_MOST_NAMED],
+            "relabelled": len(self.relabelled),
+            "relabelled_keys": sorted(self.relabelled)[:_MOST_NAMED],
             "copies": dict(sorted(self.copies.items())[:_MOST_NAMED]),
+            "num_copies": len(self.copies),
             "ignored": formats.together(dict(part.ignored) for part in self.source.parts),
         }
 
@@ -140,20 +146,27 @@ def sentences(counts: Json) -> list[str]:
         lines[0] += f", {counts['forgotten']:,} forgotten, which no flag adds"
     if counts["refused"]:
         lines.append(
-            f"not added, because an earlier step has excluded them: {some(counts['refused'])}. "
-            "To add these images, use --readmit"
+            "not added, because an earlier step has excluded them: "
+            f"{some(counts['refused'], counts['num_refused'])}. To add these images, use --readmit"
         )
     if counts["readmitted"]:
         num_readmitted = counted(counts["readmitted"], "image")
         lines.append(
             f"{num_readmitted} added again that an earlier step has excluded: "
-            f"{some(counts['readmitted_keys'])}. To add only some, give a folder with only these"
+            f"{some(counts['readmitted_keys'], counts['readmitted'])}. To add only some, give a "
+            "folder with only these"
+        )
+    if counts["relabelled"]:
+        lines.append(
+            "added with the class that --relabel gave them before they were excluded, not that of "
+            f"their folder: {some(counts['relabelled_keys'], counts['relabelled'])}"
         )
     if counts["copies"]:
         copies = [f"{key} (as {stored})" for key, stored in counts["copies"].items()]
         lines.append(
-            f"added, but already stored under a different key: {some(copies)}. To change the class "
-            "of an image, do not add it again: use --relabel"
+            "added, but already stored under a different key: "
+            f"{some(copies, counts['num_copies'])}. To change the class of an image, do not add it "
+            "again: use --relabel"
         )
     if counts["ignored"]:
         lines.append(f"ignored in the folder: {formats.ignored_in_words(counts['ignored'])}")
@@ -256,6 +269,7 @@ class AdditionComparison:
         members: dict[str, list[Member]] = defaultdict(list)
         copies: dict[str, str] = {}
         readmitted: list[str] = []
+        relabelled: list[str] = []
         skipped: dict[_Kind, list[str]] = defaultdict(list)
         excluded: list[Incident] = []
         replaced: set[Incident] = set()
@@ -276,7 +290,10 @@ class AdditionComparison:
                 skipped[_Kind.KNOWN].append(member.key)
                 continue
             else:
-                members[split].append(member)
+                former = self._former_class(image)
+                members[split].append(member._replace(class_index=former))
+                if former != member.class_index:
+                    relabelled.append(member.key)
                 if any(line.is_excluded for line in self._lines[image]):
                     readmitted.append(member.key)
                 if image in self._stored_as:
@@ -291,6 +308,7 @@ class AdditionComparison:
             replaced=replaced,
             copies=copies,
             readmitted=readmitted,
+            relabelled=relabelled,
         )
 
     def _split_of(self, image: _Image) -> str:
@@ -299,6 +317,16 @@ class AdditionComparison:
         former = {line.split for line in self._lines[image] if line.is_excluded}
         others = {split for split in former if self._origins.get(split) == origin}
         return min(others - {image.split}, default=image.split)
+
+    def _former_class(self, image: _Image) -> int:
+        """Returns the class index that an excluded image had under this key, or its own."""
+        indices = [
+            line.class_index
+            for line in self._lines[image]
+            if line.is_excluded and line.key == image.member.key
+            if 0 <= line.class_index < self._dataset.manifest.classes.count
+        ]
+        return min(indices, default=image.member.class_index)
 
     def _actions(self, image: _Image) -> set[str]:
         return {line.action.removeprefix(OF_INPUT) for line in self._lines[image]}

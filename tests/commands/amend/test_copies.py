@@ -12,8 +12,9 @@ import pytest
 from imagenet_prep import verbs
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit import layouts
+from tests.kit import command, layouts
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.photographs import photograph
 
 SPLITS = {"train": "train", "val": "validation"}
@@ -21,11 +22,15 @@ SPLITS = {"train": "train", "val": "validation"}
 
 def write_folder(folder: Path, chance: random.Random, *, with_validation: bool) -> None:
     """Writes 36 files with 18 different contents, so most files have a copy."""
-    contents = [photograph(20, 30, number) for number in range(18)]
+    contents = [photo(number) for number in range(18)]
     for number in range(36):
         split = chance.choice([*SPLITS]) if with_validation else ""
         name = f"{chance.choice(('cat', 'dog'))}/{number:02}.jpg"
         layouts.write(folder / split / name, chance.choice(contents))
+
+
+def photo(number: int) -> bytes:
+    return photograph(20, 30, number)
 
 
 def keys(dataset: Path) -> dict[str, set[str]]:
@@ -136,3 +141,51 @@ def test_line_of_another_dataset_excludes_under_any_name(tmp_path: Path) -> None
         verbs.prepare(tmp_path / "in", out, exclude=tmp_path / "joined", allow_unknown=True)
         kept = {"cat/renamed.jpg"} if name == "one" else set()
         assert keys(out)["train"] == {"cat/b.jpg"} | kept
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_readmitted_image_keeps_its_corrected_class(
+    tmp_path: Path, split: str, edited: bool
+) -> None:
+    """A corrected photograph stays in the folder of its former class, since its key is its name."""
+    for number in range(12):
+        layouts.write(tmp_path / f"in/{('cat', 'dog')[number % 2]}/{number}.jpg", photo(number))
+    verbs.prepare(tmp_path / "in", tmp_path / "0", holdout="40%")
+    corrected, plain = sorted(key for key in keys(tmp_path / "0")[split] if key < "dog")[:2]
+    (tmp_path / "labels").write_text(f"key,class\n{corrected},dog\n")
+    verbs.amend(tmp_path / "0", tmp_path / "1", relabel=tmp_path / "labels")
+    (tmp_path / "list").write_text(f"{corrected}\n{plain}\n")
+    verbs.amend(tmp_path / "1", tmp_path / "2", exclude=tmp_path / "list")
+    for key in (corrected, plain):
+        data = (tmp_path / "in" / key).read_bytes()
+        layouts.write(tmp_path / "new" / key, photo(50 + len(key)) if edited else data)
+    out = tmp_path / "3"
+    added = verbs.amend(tmp_path / "2", out, add=tmp_path / "new", readmit=True)["amended"]["add"]
+    assert (added["relabelled"], added["relabelled_keys"]) == (1, [corrected])
+    assert added["readmitted_keys"] == sorted([corrected, plain])
+    assert keys(out) == keys(tmp_path / "0")
+    rows = open_dataset(str(out)).rows(open_dataset(str(out)).shards(split))
+    class_of = {row.key: row.class_index for table in rows for row in table}
+    assert (class_of[corrected], class_of[plain]) == (1, 0)
+
+
+def test_all_skipped_and_copied_images_are_counted(tmp_path: Path) -> None:
+    for number in range(20):
+        layouts.write(tmp_path / f"in/cat/{number:02}.jpg", photo(number))
+    verbs.prepare(tmp_path / "in", tmp_path / "0")
+    names = [f"cat/{number:02}.jpg" for number in range(12)]
+    (tmp_path / "list").write_text("".join(f"{name}\n" for name in names))
+    verbs.amend(tmp_path / "0", tmp_path / "1", exclude=tmp_path / "list")
+    for number in range(8):
+        layouts.write(tmp_path / f"in/cat/copy{number}.jpg", photo(12 + number))
+    words = "amend", tmp_path / "1", "--add", tmp_path / "in", "--out", tmp_path / "2"
+    shown = command.run(*words).out
+    first = ", ".join(names[:5])
+    assert says("not-added-because-earlier-step", f"{first} and 7 more").search(shown)
+    copies = ", ".join(f"cat/copy{n}.jpg (as cat/{12 + n}.jpg)" for n in range(5))
+    assert says("added-already-stored-under-different", f"{copies} and 3 more").search(shown)
+    shown = command.run(*words[:-1], tmp_path / "3", "--readmit").out
+    assert says("added-again-earlier-step-excluded", "12 images", f"{first} and 7 more").search(
+        shown
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from imagenet_prep import bench_read
 from tests.kit import command
 from tests.kit.messages import exactly, says
 from tests.kit.reading import scenes
@@ -34,6 +37,32 @@ def test_rates_of_bench_read_are_consistent(scenes: Path, backend: str) -> None:
     assert found["images_per_s"] > 0
     assert 0 <= found["decode_share"] <= 1
     assert (found["backend"], found["device"]) == (backend, "cpu")
+
+
+class Steps:
+    """A reader with epochs of 3 batches; each takes 2 s, but the first five take 60 s."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.now = 1000.0
+
+    def __iter__(self) -> Iterator[None]:
+        for _ in range(3):
+            self.now += 60.0 if self.done < 5 else 2.0
+            self.done += 1
+            yield
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.1, 1), (2.0, 1), (2.1, 2), (20.0, 10)])
+def test_first_steps_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int
+) -> None:
+    reader = Steps()
+    clock = SimpleNamespace(perf_counter=lambda: reader.now, process_time=lambda: 3 * reader.now)
+    monkeypatch.setattr(bench_read, "time", clock)
+
+    measured = bench_read._read(reader, seconds)  # type: ignore[arg-type]
+    assert measured == (2.0 * steps, 6.0 * steps, steps)
 
 
 def test_text_output_has_the_rates_in_two_lines(scenes: Path) -> None:

@@ -64,6 +64,15 @@ def test_empty_parts_of_a_key_are_refused(base: str) -> None:
     require_base(base.replace("s3://", "https://"))
 
 
+@pytest.mark.parametrize("scheme", ["http", "https", "s3"])
+@pytest.mark.parametrize("end", ["?list=1", "#part", "?list=1#part"])
+def test_queries_and_fragments_are_refused(scheme: str, end: str) -> None:
+    """Files of the dataset would be searched at addresses without them."""
+    require_base(f"{scheme}://host/x")
+    with pytest.raises(ValueError, match=says("address-contains-give-address-folder")):
+        require_base(f"{scheme}://host/x{end}")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -49,3 +50,24 @@ def test_more_copies_than_hosts_are_refused(copies: int) -> None:
     )
     with pytest.raises(UsageError, match=f"--copies {copies} on 3 hosts: "):
         config.placements(ADDRESSES)
+
+
+NO_PART, NO_BUCKET = "part-k-n-required-folder", "mode-partition-expected-hosts-hostsfile"
+
+
+@pytest.mark.parametrize(
+    ("to", "part", "said"),
+    [
+        ("hosts:hosts:/copy", None, None),
+        ("hosts:hosts:/copy", "0/2", NO_PART),
+        ("/copy", None, NO_PART),
+        ("/copy", "0/2", None),
+        ("s3://bucket/copy", None, NO_BUCKET),
+        ("s3://bucket/copy", "0/2", NO_BUCKET),
+    ],
+)
+def test_only_a_folder_needs_its_part(to: str, part: str | None, said: str | None) -> None:
+    """Each host of a file gets the part of its line."""
+    refused = pytest.raises(ValueError, match=says(said)) if said else contextlib.nullcontext()
+    with refused:
+        ReplicateConfig(dataset="/set", to=to, mode="partition", part=part)

@@ -17,6 +17,7 @@ from imagenet_prep.hosts.channel import Channel
 from tests.kit.hostile import peers
 from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
+from tests.kit.system import System
 
 SHARD = "train-00000-of-00002"
 FILE = peers.line("file", name=SHARD, start=0)
@@ -296,6 +297,20 @@ def test_look_at_a_complete_replica_finds_differences(
     assert [each["text"].partition(":")[0] for each in problems] == [SHARD, "dataset.json"]
     assert {each["is_missing"] for each in problems} == {False}
     assert answers[-1] == ["looked", 0, {"lacking_bytes": len(files[SHARD])}]
+
+
+@pytest.mark.parametrize("verb", ["look", "store"])
+def test_too_little_space_ends_look_and_store(
+    tmp_path: Path, manifest: bytes, system: System, verb: str
+) -> None:
+    """`replicate --dry-run` looks, so it reports a full disk like the run itself."""
+    system.has_free_bytes(10)
+    first = peers.FIRST[verb](manifest).replace(b'"prove": true', b'"prove": false')
+    code, answers = received(tmp_path / "host", first)
+
+    assert code == 1
+    assert answers[-1][0] == "error"
+    assert says("bytes-needed-free-nothing-copied").search(answers[-1][2]["message"])
 
 
 def test_the_dataset_itself_is_recognized_and_never_changed(

@@ -95,3 +95,20 @@ def test_speeds_are_those_of_all_tasks(
 
 def test_plots_without_facts_are_omitted(found: DatasetFacts) -> None:
     assert {SPEED, "Time by stage", "Images/s per worker"}.isdisjoint(told(found))
+
+
+def test_linear_scaling_starts_at_the_first_row() -> None:
+    plots = importlib.import_module("imagenet_prep.reporting.plots")
+    figure = importlib.import_module("matplotlib.figure").Figure()
+    rows = [
+        plots.RankFigures(ranks, 1, speed, speed + 9, 1.0, 0.1, 0.0, 20.0, 5.0, None)
+        for ranks, speed in ((2, 300.0), (4, 500.0), (16, 900.0))
+    ]
+    plots._draw_training(rows, figure, ("C0", "C1", "C2"))
+
+    drawn = {line.get_label(): [*line.get_ydata()] for line in figure.axes[0].lines}
+    assert drawn == {
+        "trained": [300, 500, 900],
+        "without input": [309, 509, 909],
+        "linear scaling": [300, 600, 2400],
+    }

@@ -12,6 +12,7 @@ import pytest
 
 from imagenet_prep import download
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
+from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from tests.commands.download.conftest import (
     DEVKIT,
@@ -202,9 +203,12 @@ def test_dry_run_sends_requests_but_writes_nothing(tmp_path: Path) -> None:
     into.mkdir()
     (into / TRAIN).write_bytes(FILES[TRAIN])
     with serve(FILES) as server:
-        flags = arguments(into, server.url, "--allow-other", "--dry-run", "--json")
-        archives = command.run("download", *flags).json["archives"]
+        flags = arguments(into, server.url, "--allow-other", "--dry-run")
+        archives = command.run("download", *flags, "--json").json["archives"]
+        result = command.run("download", *flags)
     assert [archive["name"] for archive in archives if archive["there"]] == [TRAIN]
+    missing = human_bytes(sum(len(data) for name, data in FILES.items() if name != TRAIN))
+    assert says("disk-download-free-dry-run", missing, ..., into).search(result.out)
 
 
 @pytest.mark.parametrize(

@@ -251,9 +251,16 @@ class TraceSearch:
             return REPLICA
         if digest in self._ancestors:
             is_second = any(h.kind == PARENT and h.digest == digest for h in self.holders)
-            return REPLICA if is_second else PARENT
+            is_noted = any(same_place(dataset.where, place) for place in self._noted_places)
+            return REPLICA if is_second or is_noted else PARENT
         theirs = {step.parent for step in dataset.manifest.settings.amendments}
         return VERSION if theirs & {ours, *self._ancestors} else OTHER
+
+    @property
+    def _noted_places(self) -> list[str]:
+        """The places of replicas that the notes of the datasets name."""
+        notes = (facts.replicas_of(dataset.store) for dataset in self._datasets)
+        return [note.where for note in itertools.chain.from_iterable(notes)]
 
     @cached_property
     def _images_of(self) -> dict[str, list[TracedImage]]:

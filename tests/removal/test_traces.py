@@ -158,6 +158,16 @@ def test_parent_outside_the_search_is_named_by_digest(
     assert searched(dataset, newest=newest).problems == []
 
 
+@pytest.mark.parametrize("copy", ["before", "the-copy"])
+def test_noted_replica_of_a_parent_is_no_parent(dataset: Path, searched: Search, copy: str) -> None:
+    """Whichever of the two the search sees first."""
+    world = dataset.parent
+    done("replicate", dataset, "--to", world / copy)
+    newest = amend(dataset, world / "new", "dog/1.jpg")
+    found = kinds(searched(world, newest=newest))
+    assert (found["parent"], found["replica"]) == ([str(dataset)], [str(world / copy)])
+
+
 def test_links_are_counted_once_in_nested_places(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:

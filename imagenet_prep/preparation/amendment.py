@@ -237,7 +237,8 @@ class AmendJob:
             return None
         comparison = AdditionComparison(request.add, self.dataset)
         splits = request.splits or [*self.manifest.splits]
-        return comparison.select(request.exclude, splits, self._is_usable, readmit=self.readmit)
+        add = comparison.select(request.exclude, splits, self._is_usable, readmit=self.readmit)
+        return request.relabel.apply(add, splits) if request.relabel else add
 
     def _is_usable(self, split: str, member: Member) -> bool:
         """Returns whether an image of --add can be decoded."""

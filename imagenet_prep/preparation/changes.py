@@ -63,6 +63,19 @@ class Relabels(NamedTuple):
     listed: KeyList
     class_of: Mapping[int, int]
 
+    def apply(self, add: Additions, splits: Collection[str]) -> Additions:
+        """Returns images to add, with the new class of those in `splits` that the list names."""
+        members = dict(add.members)
+        for split in members.keys() & {*splits}:
+            named = self.listed.named_in(split)
+            members[split] = tuple(
+                member._replace(class_index=self.class_of[named[member.key]])
+                if member.key in named
+                else member
+                for member in members[split]
+            )
+        return replace(add, members=members)
+
 
 @dataclass(frozen=True)
 class ChangeRequest:
@@ -192,6 +205,9 @@ def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[Shar
     for line in request.add.excluded if request.add else ():
         if exclude:
             exclude.lines(line.split, [line.key])
+    for split, members in request.add.members.items() if request.add else ():
+        if relabel:
+            relabel.lines(split, [member.key for member in members])
     for lookup in (exclude, relabel):
         if lookup:
             lookup.check(f"{' and '.join(splits)} of {dataset.where}")

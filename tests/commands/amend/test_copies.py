@@ -189,3 +189,25 @@ def test_all_skipped_and_copied_images_are_counted(tmp_path: Path) -> None:
     assert says("added-again-earlier-step-excluded", "12 images", f"{first} and 7 more").search(
         shown
     )
+
+
+@pytest.mark.parametrize("splits", [None, ["train"], ["holdout"]])
+def test_new_image_gets_its_class_in_one_run(tmp_path: Path, splits: list[str] | None) -> None:
+    """A photograph that is added and relabelled at once; a list of other splits has no effect."""
+    for number in range(8):
+        layouts.write(tmp_path / f"in/{('cat', 'dog')[number % 2]}/{number}.jpg", photo(number))
+    verbs.prepare(tmp_path / "in", tmp_path / "0", holdout="25%")
+    for name in ("new", "other"):
+        layouts.write(tmp_path / f"in/cat/{name}.jpg", photo(90 + len(name)))
+    (tmp_path / "labels").write_text("key,class\ncat/new.jpg,dog\n")
+    how: dict[str, Any] = {"add": tmp_path / "in", "relabel": tmp_path / "labels"}
+    how |= {} if splits is None else {"splits": splits}
+    allow = {"allow_unknown": True} if splits == ["holdout"] else {}
+    verbs.amend(tmp_path / "0", tmp_path / "1", **how, **allow)
+    rows = open_dataset(str(tmp_path / "1"))
+    class_of = {
+        row.key: row.class_index for each in rows.rows(rows.shards("train")) for row in each
+    }
+    expected = 0 if splits == ["holdout"] else 1
+    assert (class_of["cat/new.jpg"], class_of["cat/other.jpg"]) == (expected, 0)
+    assert verbs.verify(tmp_path / "1", level="decode")["problems"] == []

@@ -29,11 +29,13 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import take_inventory
+from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.sorted_tables import SortedRuns, side_by_side
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.folder import FolderSource
+from imagenet_prep.sources.image_table import ImageTable
 from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.source import MemberReader
@@ -79,17 +81,22 @@ def require_same_source(job: PrepareJob, output: Output, *, note: bool = True) -
         except (SourceError, UsageError) as error:
             changes.append(str(error))
         changes = changes or [*_other_files(job, manifest, plans, newest, listed=listed)]
-    is_folder = isinstance(job.selection.source, FolderSource)
-    advice = _advice(output.store.where(), job.selection.where, kinds) if is_folder else _ADVICE
-    _settle(output, changes, advice, note=note)
+    _settle(output, changes, _advice(output.store.where(), job.selection, kinds), note=note)
 
 
-def _advice(dataset: str, source: str, kinds: Collection[str]) -> str:
-    """Returns what to do about a folder with these kinds of differences."""
+def _advice(dataset: str, selection: Selection, kinds: Collection[str]) -> str:
+    """Returns what to do about a source with these kinds of differences."""
+    if not isinstance(selection.source, FolderSource):
+        return _ADVICE
     command = f"imagenet-prep amend {shlex.quote(dataset)}"
     ways = []
-    if _ADDED in kinds:
-        add = shlex.join(["--add", source])
+    if _ADDED in kinds and isinstance(selection.source, ImageTable):
+        ways.append(
+            "To add only the new images, copy them to DIR/CLASS/ in a new folder DIR, and run "
+            f"{command} --add DIR --out NEW. "
+        )
+    elif _ADDED in kinds:
+        add = shlex.join(["--add", selection.where])
         ways.append(f"To add only the new images, run {command} {add} --out NEW. ")
     if _REMOVED in kinds:
         ways.append(

@@ -333,3 +333,22 @@ def test_previews_of_resize_write_nothing(source: Path, tmp_path: Path) -> None:
     before = everything(tmp_path / "small")
     resized(tmp_path / "set", tmp_path / "small", dry_run=True)
     assert everything(tmp_path / "small") == before
+
+
+def test_new_rows_of_a_table_are_added_from_a_folder(tmp_path: Path) -> None:
+    """The folder of a table has no class folders, which `amend --add` needs."""
+    root = tmp_path / "source"
+
+    def write(count: int) -> None:
+        rows = ["file,class"]
+        for number in range(count):
+            layouts.write(root / f"images/{number}.jpg", photograph(20, 30, number))
+            rows.append(f"images/{number}.jpg,{('cat', 'dog')[number % 2]}")
+        (root / "labels.csv").write_text("\n".join(rows))
+
+    write(5)
+    made(root, tmp_path / "out")
+    write(6)
+    text = refusal(made, root, tmp_path / "out")
+    assert says("add-only-new-images-copy").search(text)
+    assert says("add-only-new-images-run").search(text) is None

@@ -551,7 +551,6 @@ class Model(NamedTuple):
         """Adds the new files; returns the counts that the command must print."""
         counts = dict.fromkeys(("new", "known", "held_out", "excluded", "readmitted"), 0)
         held_out = {key: n for (split, key), n in self.stored.items() if split == "holdout"}
-        # Of these images, only the excluded key must stay out, and a copy was kept.
         kept = {*self.stored.values()}
         for key, number in files.items():
             former = {

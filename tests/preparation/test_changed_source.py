@@ -335,7 +335,7 @@ def test_previews_of_resize_write_nothing(source: Path, tmp_path: Path) -> None:
     assert everything(tmp_path / "small") == before
 
 
-def test_new_rows_of_a_table_are_added_from_a_folder(tmp_path: Path) -> None:
+def test_images_of_a_grown_table_need_a_folder(tmp_path: Path) -> None:
     """The folder of a table has no class folders, which `amend --add` needs."""
     root = tmp_path / "source"
 

@@ -206,6 +206,12 @@ class TraceSearch:
             packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
         return sorted(packed)
 
+    @property
+    def compared_by_bytes(self) -> list[str]:
+        """The other datasets in the searched folders, whose pictures were not compared."""
+        datasets = (d for d in self._datasets if self._kind_of(d) in (VERSION, OTHER))
+        return sorted(dataset.where for dataset in datasets)
+
     def run(self) -> list[Trace]:
         """Returns all traces, in the order of their kinds and places."""
         num_known = 0

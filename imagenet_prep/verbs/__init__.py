@@ -170,6 +170,7 @@ class ForgetResult(DatasetResult, total=False):
       forgotten_before: number of listed keys whose images were forgotten before.
       places: for each place its kind, content and the action to take there.
       not_opened: the archives in the searched folders; they may have the images.
+      compared_by_bytes: other datasets in the searched folders, whose pictures were not compared.
       problems: one sentence for each place or image that could not be searched.
     """
 
@@ -179,6 +180,7 @@ class ForgetResult(DatasetResult, total=False):
     forgotten_before: int
     places: list[Json]
     not_opened: list[str]
+    compared_by_bytes: list[str]
     problems: list[str]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.kit.fake_hosts import Hosts, make_hosts
 from tests.kit.http_server import serve
 from tests.kit.layouts import write
 from tests.kit.messages import says
+from tests.kit.photographs import photograph
 
 CLASSES = ("cat", "dog")
 PHOTO = "cat/anna.jpg"
@@ -290,6 +292,23 @@ def test_unknown_key_of_requests_needs_the_flag(tmp_path: Path, unknown: str, co
     done(*last, code=code)
     known = done(*last, "--allow-unknown").json
     assert (known["images"], known["forgotten_before"]) == ([], int(code == 0))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_other_datasets_are_named_if_not_compared(tmp_path: Path, exact: bool) -> None:
+    """A search finds equal bytes in them, but no re-encoded copies."""
+    photo = write_photos(tmp_path / "photos", with_copies=False)
+    prepare(tmp_path / "photos", tmp_path / "set")
+    shutil.copytree(tmp_path / "set", tmp_path / "copy", ignore=shutil.ignore_patterns(".work"))
+    write(tmp_path / "others/cat/small.jpg", jpeg(Image.open(io.BytesIO(photo)), 60))
+    write(tmp_path / "others/cat/grey.jpg", photograph(30, 40))
+    done("prepare", tmp_path / "others", tmp_path / "other-set")
+    words = "forget", tmp_path / "set", "--image", tmp_path / "photos" / PHOTO, "--dry-run"
+    words = *words, "--search", tmp_path, "--out", tmp_path / "new", *["--exact"] * exact
+    other = str(tmp_path / "other-set")
+    assert done(*words, "--json").json["compared_by_bytes"] == ([] if exact else [other])
+    said = says("only-searched-equal-bytes-other", other).search(done(*words).out)
+    assert bool(said) is not exact
 
 
 def test_unknown_keys_are_only_allowed_in_a_list(tmp_path: Path) -> None:

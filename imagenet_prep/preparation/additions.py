@@ -386,7 +386,7 @@ def _refuse_different(keys: Sequence[str]) -> None:
     if keys:
         raise UsageError(
             f"--add: {counted(len(keys), 'image')} with a key that the dataset has with different "
-            f"bytes; the first is {min(keys)}. If they are different photographs, rename these "
+            f"bytes: {some(sorted(keys))}. If they are different photographs, rename these "
             "files. If they replace the existing images, copy the new files to a different folder, "
             "with their class folders; exclude the existing images with amend --exclude, and then "
             "run amend --add with that folder and --readmit on the result. If the dataset was "

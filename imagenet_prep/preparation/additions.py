@@ -58,7 +58,7 @@ class Additions:
       replaced: lines of the dataset's quarantine.jsonl about images that are added now.
       copies: keys of images to add, and the key under which the split has the same bytes.
       readmitted: keys of images to add that an earlier step has excluded.
-      relabelled: keys of readmitted images whose class was changed before they were excluded.
+      relabelled: keys of readmitted images that keep a class from an earlier --relabel.
     """
 
     name: str

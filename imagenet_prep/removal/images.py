@@ -47,7 +47,7 @@ class FoundImages:
       pictures: the files and the images, decoded for the comparison with further datasets; none
         if only equal bytes are copies.
       problems: sentences about images that could not be compared.
-      num_forgotten: number of listed lines whose images were forgotten before.
+      num_forgotten: number of listed lines for images that were forgotten before.
     """
 
     images: dict[str, TracedImage] = field(default_factory=dict)

@@ -208,7 +208,7 @@ class TraceSearch:
 
     @property
     def compared_by_bytes(self) -> list[str]:
-        """The other datasets in the searched folders, whose pictures were not compared."""
+        """The other datasets in the searched folders: only their bytes were compared."""
         datasets = (d for d in self._datasets if self._kind_of(d) in (VERSION, OTHER))
         return sorted(dataset.where for dataset in datasets)
 

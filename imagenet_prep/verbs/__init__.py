@@ -167,10 +167,10 @@ class ForgetResult(DatasetResult, total=False):
 
     Attributes:
       images: for each image its line in a list of keys, and how it was found.
-      forgotten_before: number of listed keys whose images were forgotten before.
+      forgotten_before: number of listed keys of images that were forgotten before.
       places: for each place its kind, content and the action to take there.
       not_opened: the archives in the searched folders; they may have the images.
-      compared_by_bytes: other datasets in the searched folders, whose pictures were not compared.
+      compared_by_bytes: other datasets in the searched folders: only their bytes were compared.
       problems: one sentence for each place or image that could not be searched.
     """
 

@@ -81,8 +81,7 @@ def forget(config: ForgetConfig) -> Json:
     amendment.refuse(dataset, out)
     listed = None
     if config.keys is not None:
-        data = keys.read_bytes(config.keys)
-        listed = keys.parse_list(config.keys, data, allows_unknown=config.allow_unknown)
+        listed = keys.read_list(config.keys, allows_unknown=config.allow_unknown)
     pictures = [images.Picture(path, _read(path)) for path in config.image]
     workers = Workers(config.workers, config.worker_kind)
     found = images.find_images(

@@ -30,6 +30,7 @@ MOST_BYTES = 64 << 20
 MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
 _HEADER = re.compile(r"[^\r\n]*")
+DELIMITERS = ",;\t"  # of CSV files
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
@@ -40,7 +41,7 @@ def delimiter_of(text: str) -> str:
     """
     header = _HEADER.match(text)
     assert header is not None
-    return max((",", ";", "\t"), key=header[0].count)
+    return max(DELIMITERS, key=header[0].count)
 
 
 def open_to_read(path: Path) -> int:

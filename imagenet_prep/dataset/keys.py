@@ -433,13 +433,13 @@ def with_split(split: str, key: str) -> str:
     return f"{split}:{key}"
 
 
-def read_list(path: str | os.PathLike[str]) -> KeyList:
+def read_list(path: str | os.PathLike[str], *, allows_unknown: bool = False) -> KeyList:
     """Returns the lines of a list of keys, exactly as they are; lines of blanks are ignored.
 
     A blank at the start or end of a line is part of the key, since file names may have it. A
     carriage return at the end, as in files from Windows, is not.
     """
-    return parse_list(path, read_bytes(path))
+    return parse_list(path, read_bytes(path), allows_unknown=allows_unknown)
 
 
 def parse_list(

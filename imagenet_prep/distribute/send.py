@@ -93,7 +93,7 @@ class Original:
         try:
             self.data = self._read(schema.MANIFEST)
         except AbsentError as error:
-            if any(self._store.size(name) is not None for name in schema.BEGUN):
+            if self._store.sizes(schema.BEGUN):
                 refuse_unfinished(self._store)
             advice = (
                 " If train and validation are in two buckets, copy one split into the bucket of "

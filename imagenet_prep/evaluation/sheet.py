@@ -26,7 +26,7 @@ import numpy.typing as npt
 from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.small_files import delimiter_of
+from imagenet_prep.core.small_files import DELIMITERS, delimiter_of
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
@@ -94,7 +94,7 @@ def _of_csv(data: bytes) -> LabelList:
     """Parses a CSV list. Error messages contain the number of a line, but not its text."""
     classes_of: dict[str, tuple[str, ...]] = {}
     remaining = strict_json.MOST_VALUES
-    if max(map(data.count, (b"\n", b"\r", b",", b";", b"\t"))) > keys.MOST_LINES:
+    if max(map(data.count, f"\n\r{DELIMITERS}".encode())) > keys.MOST_LINES:
         raise ValueError(f"more than {keys.MOST_LINES:,} lines")
     text = data.decode("utf-8-sig")
     delimiter = delimiter_of(text)

@@ -38,7 +38,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import example, record_files, samples, schema
 from imagenet_prep.dataset.example import GivenUpError, ShardProblems
-from imagenet_prep.dataset.jpeg import APPLY, KEEP
+from imagenet_prep.dataset.jpeg import APPLY
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
@@ -150,7 +150,7 @@ class SourcePiece:
     @functools.cached_property
     def name(self) -> str:
         """A digest of the source's current state and of the piece."""
-        rule = KEEP if self.source.is_imagenet else APPLY
+        rule = self.source.default_orientation
         return strict_json.digest([*self.source.identity, self.task.name, rule])
 
     @property
@@ -201,7 +201,7 @@ class SourcePiece:
         return self._shown(self.source.images.read(self._members[self._keys[number]]))
 
     def _shown(self, data: bytes) -> bytes:
-        return data if self.source.is_imagenet else upright(data)
+        return upright(data) if self.source.default_orientation == APPLY else data
 
 
 class GivenImage(NamedTuple):

@@ -294,7 +294,7 @@ class AdditionComparison:
                 members[split].append(member._replace(class_index=former))
                 if former != member.class_index:
                     relabelled.append(member.key)
-                if any(line.is_excluded for line in self._lines[image]):
+                if self._exclusions_of(image):
                     readmitted.append(member.key)
                 if image in self._stored_as:
                     copies[member.key] = self._stored_as[image]
@@ -314,7 +314,7 @@ class AdditionComparison:
     def _split_of(self, image: _Image) -> str:
         """Returns the split that gets an image; one that was excluded from the holdout returns."""
         origin = self._origins[image.split]
-        former = {line.split for line in self._lines[image] if line.is_excluded}
+        former = {line.split for line in self._exclusions_of(image)}
         others = {split for split in former if self._origins.get(split) == origin}
         return min(others - {image.split}, default=image.split)
 
@@ -322,11 +322,15 @@ class AdditionComparison:
         """Returns the class index that an excluded image had under this key, or its own."""
         indices = [
             line.class_index
-            for line in self._lines[image]
-            if line.is_excluded and line.key == image.member.key
+            for line in self._exclusions_of(image)
+            if line.key == image.member.key
             if 0 <= line.class_index < self._dataset.manifest.classes.count
         ]
         return min(indices, default=image.member.class_index)
+
+    def _exclusions_of(self, image: _Image) -> list[Incident]:
+        """Returns the lines of earlier steps that have excluded an image."""
+        return [line for line in self._lines[image] if line.is_excluded]
 
     def _actions(self, image: _Image) -> set[str]:
         return {line.action.removeprefix(OF_INPUT) for line in self._lines[image]}

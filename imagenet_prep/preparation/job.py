@@ -14,7 +14,7 @@ from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema, settings
 from imagenet_prep.dataset.class_list import OBJECTNET, ClassList
-from imagenet_prep.dataset.jpeg import APPLY, KEEP, NEUTRAL
+from imagenet_prep.dataset.jpeg import APPLY, KEEP
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.dataset.settings import ListDigest, Recipe
 from imagenet_prep.dataset.shared_flags import read_exclusions
@@ -160,8 +160,7 @@ def _select(config: PrepareConfig, recipe: Recipe) -> tuple[Selection, str]:
         excluded = ListDigest(exclusions.num_images, listed.sha256)
     rule = config.orientation
     if rule is None:
-        default = NEUTRAL if source.is_imagenet else APPLY
-        rule = KEEP if config.keep_original else default
+        rule = KEEP if config.keep_original else source.default_orientation
     from_pixels = isinstance(source, Pixels)
     recipe = replace(
         recipe,

@@ -77,9 +77,9 @@ class Mixed:
     def _require_state(self, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Raises UsageError if a setting in a state differs from that of this mix."""
         require_state(state)
+        state = {"names": [*self.names], **state}  # states of earlier versions have no names
         for name, value in own.items():
-            # States of earlier versions have no names.
-            if state.get(name, value if name == "names" else None) != value:
+            if state.get(name) != value:
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, but this mix has {value!r}. Use "
                     "the same datasets and settings, or start from epoch 0."

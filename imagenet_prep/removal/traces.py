@@ -257,16 +257,15 @@ class TraceSearch:
             return REPLICA
         if digest in self._ancestors:
             is_second = any(h.kind == PARENT and h.digest == digest for h in self.holders)
-            is_noted = any(same_place(dataset.where, place) for place in self._noted_places)
-            return REPLICA if is_second or is_noted else PARENT
+            return REPLICA if is_second or self._is_noted(dataset) else PARENT
         theirs = {step.parent for step in dataset.manifest.settings.amendments}
         return VERSION if theirs & {ours, *self._ancestors} else OTHER
 
-    @property
-    def _noted_places(self) -> list[str]:
-        """The places of replicas that the notes of the datasets name."""
-        notes = (facts.replicas_of(dataset.store) for dataset in self._datasets)
-        return [note.where for note in itertools.chain.from_iterable(notes)]
+    def _is_noted(self, dataset: Dataset) -> bool:
+        """Returns whether a note of one of the datasets names this one as a replica."""
+        notes = (facts.replicas_of(each.store) for each in self._datasets)
+        places = (note.where for note in itertools.chain.from_iterable(notes))
+        return any(same_place(dataset.where, place) for place in places)
 
     @cached_property
     def _images_of(self) -> dict[str, list[TracedImage]]:

@@ -52,8 +52,7 @@ def with_kept(store: Readable, draft: Manifest, incidents: Iterable[Incident]) -
     new tables do not have the hashes of the input's source files.
     """
     incidents = [*incidents]
-    excluded = [line for line in incidents if line.is_excluded and not line.salt]
-    wanted = {sha256 for line in excluded for sha256 in line.sizes}
+    wanted = {sha256 for line in incidents if _has_bytes(line) for sha256 in line.sizes}
     if not wanted:
         return incidents
     stored_in: dict[str, set[str]] = defaultdict(set)
@@ -64,13 +63,18 @@ def with_kept(store: Readable, draft: Manifest, incidents: Iterable[Incident]) -
             stored_in[sha256].add(origin)
 
     def complete(line: Incident) -> Incident:
-        if not line.is_excluded or line.salt:
+        if not _has_bytes(line):
             return line
         splits = {*line.kept_in} if line.is_of_input else set()
         splits.update(*(stored_in.get(sha256, ()) for sha256 in line.sizes))
         return replace(line, kept_in=tuple(sorted(splits)))
 
     return [*map(complete, incidents)]
+
+
+def _has_bytes(line: Incident) -> bool:
+    """Returns whether a line excludes an image by its bytes; salted digests are of no use here."""
+    return line.is_excluded and not line.salt
 
 
 def _stored(store: Readable, shards: Iterable[Shard], wanted: Collection[str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.jpeg import APPLY, NEUTRAL
 from imagenet_prep.dataset.keys import WNID, ExportKeys
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import containers
@@ -177,6 +178,11 @@ class Source(ABC):
     def is_imagenet(self) -> bool:
         """Whether the source is a published edition, or all its classes are WNIDs."""
         return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
+
+    @property
+    def default_orientation(self) -> str:
+        """The rule for EXIF orientations: photographs are turned, images of ImageNet are not."""
+        return NEUTRAL if self.is_imagenet else APPLY
 
     @property
     def identity(self) -> list[object]:

@@ -429,20 +429,19 @@ class Saved:
             difference = recipe.difference(saved.run, plan)
         if difference is not None:
             difference = f"a run with {difference}"
-        has_other_classes = False
-        if saved.interface is not None:  # the classes explain other differences
-            other = self._interface.difference(saved.interface)
-            has_other_classes = other is not None
-            difference = other or difference
+        of_classes: str | None = None
+        if saved.interface is not None:
+            of_classes = self._interface.difference(saved.interface)
+        difference = of_classes or difference  # the classes explain other differences
         if difference is not None:
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
-            remedy = _remedy(evaluates, has_other_classes)
+            remedy = _remedy(evaluates, has_other_classes=of_classes is not None)
             raise UsageError(f"{self.folder}{source} holds {difference}. {remedy}")
         # Equal values may have different types, such as 0 and false.
         strict_json.parse(Run, saved.run, others=True)
 
 
-def _remedy(evaluates: bool, has_other_classes: bool) -> str:
+def _remedy(evaluates: bool, *, has_other_classes: bool) -> str:
     """Returns the advice for a checkpoint of a different run."""
     if not evaluates:
         return (

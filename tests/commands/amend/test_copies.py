@@ -11,8 +11,8 @@ import pytest
 
 from imagenet_prep import verbs
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, layouts
+from tests.kit.amended import rows
 from tests.kit.limits import Limits
 from tests.kit.messages import says
 from tests.kit.photographs import photograph
@@ -34,11 +34,8 @@ def photo(number: int) -> bytes:
 
 
 def keys(dataset: Path) -> dict[str, set[str]]:
-    opened = open_dataset(str(dataset))
-    return {
-        split: {row.key for table in opened.rows(entry.shards) for row in table}
-        for split, entry in opened.manifest.splits.items()
-    }
+    splits = json.loads((dataset / "dataset.json").read_text())["splits"]
+    return {split: {*rows(dataset, split)} for split in splits}
 
 
 def excluded(dataset: Path) -> list[dict[str, Any]]:
@@ -165,8 +162,7 @@ def test_readmitted_image_keeps_its_corrected_class(
     assert (added["relabelled"], added["relabelled_keys"]) == (1, [corrected])
     assert added["readmitted_keys"] == sorted([corrected, plain])
     assert keys(out) == keys(tmp_path / "0")
-    rows = open_dataset(str(out)).rows(open_dataset(str(out)).shards(split))
-    class_of = {row.key: row.class_index for table in rows for row in table}
+    class_of = {key: int(row[1]) for key, row in rows(out, split).items()}
     assert (class_of[corrected], class_of[plain]) == (1, 0)
 
 
@@ -204,10 +200,7 @@ def test_new_image_gets_its_class_in_one_run(tmp_path: Path, splits: list[str] |
     how |= {} if splits is None else {"splits": splits}
     allow = {"allow_unknown": True} if splits == ["holdout"] else {}
     verbs.amend(tmp_path / "0", tmp_path / "1", **how, **allow)
-    rows = open_dataset(str(tmp_path / "1"))
-    class_of = {
-        row.key: row.class_index for each in rows.rows(rows.shards("train")) for row in each
-    }
+    class_of = {key: int(row[1]) for key, row in rows(tmp_path / "1", "train").items()}
     expected = 0 if splits == ["holdout"] else 1
     assert (class_of["cat/new.jpg"], class_of["cat/other.jpg"]) == (expected, 0)
     assert verbs.verify(tmp_path / "1", level="decode")["problems"] == []

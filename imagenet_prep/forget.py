@@ -88,11 +88,12 @@ def forget(config: ForgetConfig) -> Json:
         dataset, listed, pictures, None if config.exact else workers, quiet=config.json
     )
 
-    def compare(older: Dataset) -> None:
-        images.add_excluded_copies(found, dataset, older, workers, quiet=config.json)
+    def compare(other: Dataset) -> None:
+        images.add_copies_in(other, found, workers, quiet=config.json)
 
     search = TraceSearch(dataset, found.sizes, config.search, config.out, compare)
     traces = search.run()
+    images.add_equal(found, dataset)
     result: Json = {
         "dataset": dataset.where,
         "out": config.out,
@@ -100,7 +101,6 @@ def forget(config: ForgetConfig) -> Json:
         "forgotten_before": found.num_forgotten,
         "places": [trace._asdict() for trace in traces],
         "not_opened": search.not_opened,
-        "compared_by_bytes": [] if config.exact else search.compared_by_bytes,
         "problems": [*found.problems, *search.problems],
     }
     job = images.job(dataset, out, found, workers, quiet=config.json)
@@ -158,10 +158,6 @@ def _render(config: ForgetConfig, result: Json) -> str:
     for folder, paths in by_folder:
         names = [path.rpartition("/")[2] for path in paths]
         lines.append(f"not opened, may have the image: {folder}/: {some(names)}")
-    lines += (
-        f"only searched for equal bytes: {place}. For other copies, run imagenet-prep forget there"
-        for place in result["compared_by_bytes"]
-    )
     lines += [f"not searched: {problem}" for problem in result["problems"]]
     lines = [*map(printable, lines)]
     if "manifest" in result:

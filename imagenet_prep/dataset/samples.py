@@ -87,6 +87,11 @@ class Sample(NamedTuple):
         return self.class_index, self.key, image.encode()
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of the stored image and of its source file, by sha256."""
+        return {self.sha256: self.num_bytes, self.source_sha256: self.source_bytes}
+
+    @property
     def line(self) -> bytes:
         """The sample as a line of the table."""
         key, *others = self

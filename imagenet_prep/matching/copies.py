@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from imagenet_prep import engine
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import pictures
 from imagenet_prep.matching.find import KINDS, DuplicateSearch
 from imagenet_prep.matching.pictures import GivenImage, GivenPiece, Pictures
@@ -19,7 +20,7 @@ class Copy(NamedTuple):
     """An image of a dataset that is proven to be a copy; `kind` is one of `find.KINDS`."""
 
     split: str
-    key: str
+    sample: Sample
     kind: str
 
 
@@ -80,5 +81,5 @@ def _copies(compared: Pictures, found: DuplicateSearch) -> list[Copy]:
         numbers = kinds.keys() & range(start, end)
         for number, sample in enumerate(piece.samples() if numbers else (), start=start):
             if number in numbers:
-                copies.append(Copy(piece.split, sample.key, kinds[number]))
+                copies.append(Copy(piece.split, sample, kinds[number]))
     return copies

@@ -13,7 +13,6 @@ from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import KeyList, Lookup
 from imagenet_prep.dataset.member import Incident
-from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.matching import copies, pictures, search
 from imagenet_prep.matching.find import SAME_BYTES
 from imagenet_prep.matching.pictures import GivenImage
@@ -44,8 +43,9 @@ class FoundImages:
       how: how each image was found: LISTED, or a kind of duplicate.
       lines: images, as (split, key), that only quarantine.jsonl names.
       sizes: the sizes of all known files of the images, by sha256.
-      pictures: the files and the images, decoded for the comparison with further datasets; none
-        if only equal bytes are copies.
+      pictures: the files and the images, decoded for the comparison with other datasets; none if
+        only equal bytes are copies.
+      kinds: how copies in other datasets were found, by the sha256 of their files.
       problems: sentences about images that could not be compared.
       num_forgotten: number of listed lines for images that were forgotten before.
     """
@@ -55,6 +55,7 @@ class FoundImages:
     lines: set[tuple[str, str]] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)
     pictures: list[GivenImage] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     num_forgotten: int = 0
 
@@ -89,18 +90,26 @@ def find_images(
         found.sizes[hashlib.sha256(file.data).hexdigest()] = len(file.data)
     if listed is not None:
         _add_listed(found, dataset, listed)
-    _add_equal(found, dataset)
+    _add_equal_images(found, dataset)
     if workers is not None:
         _add_copies(found, dataset, files, workers, quiet=quiet)
-        _add_equal(found, dataset)
+    add_equal(found, dataset)
+    return found
+
+
+def add_equal(found: FoundImages, dataset: Dataset) -> None:
+    """Adds the images and the lines of quarantine.jsonl with the bytes of a known file."""
+    _add_equal_images(found, dataset)
     for line in dataset_store.incidents(dataset.store, dataset.manifest):
         if not line.salt and found.sizes.keys() & line.sizes.keys():
             found.add_line(line)
     stored = {(image.split, image.sample.key) for image in found.images.values()}
     found.lines -= stored
-    for split, key in sorted(found.lines):
-        found.how[keys.with_split(split, key)] = _NOT_STORED
-    return found
+    for line in dataset_store.incidents(dataset.store, dataset.manifest):
+        if (line.split, line.key) in found.lines:
+            kinds = [found.kinds[sha256] for sha256 in line.sizes if sha256 in found.kinds]
+            how = ", ".join([*kinds[:1], _NOT_STORED])
+            found.how[keys.with_split(line.split, line.key)] = how
 
 
 def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
@@ -133,7 +142,7 @@ def _recognise_forgotten(found: FoundImages, dataset: Dataset, lookup: Lookup) -
     found.num_forgotten = len(lookup.recognised)
 
 
-def _add_equal(found: FoundImages, dataset: Dataset) -> None:
+def _add_equal_images(found: FoundImages, dataset: Dataset) -> None:
     """Adds images with the bytes of a known file; each may tell the hash of a further file."""
     num_known = 0
     while len(found.sizes) > num_known:
@@ -177,38 +186,24 @@ def _add_copies(
             "pixels were found. Look for changed copies by eye; then --exact, which compares only "
             "bytes, ends without this problem."
         )
-    kinds = {(copy.split, copy.key): copy.kind for copy in result.copies}
+    kinds = {(copy.split, copy.sample.key): copy.kind for copy in result.copies}
     for image in stored_images(dataset) if kinds else ():
         kind = kinds.get((image.split, image.sample.key))
         if kind is not None:
             found.add(image, kind)
 
 
-def add_excluded_copies(
-    found: FoundImages,
-    dataset: Dataset,
-    older: Dataset,
-    workers: engine.Workers,
-    *,
-    quiet: bool,
+def add_copies_in(
+    other: Dataset, found: FoundImages, workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Adds images that `dataset` has excluded, if an older version proves that they are copies."""
+    """Adds the files of all images of a different dataset that are proven to be copies."""
     if not found.pictures:
         return
-    excluded = {
-        (line.split, line.key): line
-        for line in dataset_store.incidents(dataset.store, dataset.manifest)
-        if line.action == EXCLUDED and not line.salt and (line.split, line.key) not in found.lines
-    }
-    if not excluded:
-        return
-    result = copies.find_copies(older, found.pictures, workers, quiet=quiet)
+    result = copies.find_copies(other, found.pictures, workers, quiet=quiet)
     found.problems += result.problems
     for copy in result.copies:
-        line = excluded.get((copy.split, copy.key))
-        if line is not None:
-            found.add_line(line)
-            found.how[keys.with_split(copy.split, copy.key)] = f"{copy.kind}, {_NOT_STORED}"
+        found.sizes.update(copy.sample.sizes)
+        found.kinds.update(dict.fromkeys(copy.sample.sizes, copy.kind))
 
 
 def job(

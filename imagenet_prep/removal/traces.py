@@ -105,8 +105,7 @@ class TracedImage(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """The size in bytes of the stored image and of its source file, by sha256."""
-        sample = self.sample
-        return {sample.sha256: sample.num_bytes, sample.source_sha256: sample.source_bytes}
+        return self.sample.sizes
 
 
 class Holder(NamedTuple):
@@ -176,7 +175,7 @@ class TraceSearch:
     Attributes:
       sizes: the size of each known file of the images, by sha256; the search adds files.
       out: the location of the new version, for messages.
-      compare: called with one copy of each older version that is found; may add to `sizes`.
+      compare: called with each different dataset that is found; may add to `sizes`.
       problems: sentences about what could not be searched.
     """
 
@@ -205,12 +204,6 @@ class TraceSearch:
                 continue
             packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
         return sorted(packed)
-
-    @property
-    def compared_by_bytes(self) -> list[str]:
-        """The other datasets in the searched folders: only their bytes were compared."""
-        datasets = (d for d in self._datasets if self._kind_of(d) in (VERSION, OTHER))
-        return sorted(dataset.where for dataset in datasets)
 
     def run(self) -> list[Trace]:
         """Returns all traces, in the order of their kinds and places."""
@@ -307,10 +300,11 @@ class TraceSearch:
                 f"imagenet-prep adopt {dataset.where}"
             )
         digest = dataset.manifest.digest
-        if digest in self._ancestors - self._seen:
-            self.compare(dataset)
+        is_new = digest not in {self.dataset.manifest.digest, *self._seen}
         self._seen.add(digest)
         self._datasets.append(dataset)
+        if is_new:
+            self.compare(dataset)
 
     def _find_holders(self) -> None:
         """Searches the tables of all datasets for the hashes that are known by now."""

@@ -170,7 +170,6 @@ class ForgetResult(DatasetResult, total=False):
       forgotten_before: number of listed keys of images that were forgotten before.
       places: for each place its kind, content and the action to take there.
       not_opened: the archives in the searched folders; they may have the images.
-      compared_by_bytes: other datasets in the searched folders: only their bytes were compared.
       problems: one sentence for each place or image that could not be searched.
     """
 
@@ -180,7 +179,6 @@ class ForgetResult(DatasetResult, total=False):
     forgotten_before: int
     places: list[Json]
     not_opened: list[str]
-    compared_by_bytes: list[str]
     problems: list[str]
 
 

@@ -295,20 +295,50 @@ def test_unknown_key_of_requests_needs_the_flag(tmp_path: Path, unknown: str, co
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_other_datasets_are_named_if_not_compared(tmp_path: Path, exact: bool) -> None:
-    """A search finds equal bytes in them, but no re-encoded copies."""
+def test_reencoded_copy_in_a_different_dataset_is_listed(tmp_path: Path, exact: bool) -> None:
+    """A file with the bytes of this copy is listed, too."""
     photo = write_photos(tmp_path / "photos", with_copies=False)
     prepare(tmp_path / "photos", tmp_path / "set")
     shutil.copytree(tmp_path / "set", tmp_path / "copy", ignore=shutil.ignore_patterns(".work"))
-    write(tmp_path / "others/cat/small.jpg", jpeg(Image.open(io.BytesIO(photo)), 60))
+    copy = tmp_path / "others/cat/small.jpg"
+    write(copy, jpeg(Image.open(io.BytesIO(photo)), 60))
     write(tmp_path / "others/cat/grey.jpg", photograph(30, 40))
-    done("prepare", tmp_path / "others", tmp_path / "other-set")
+    write(tmp_path / "others" / PHOTO, photograph(30, 41))
+    other = tmp_path / "other-set"
+    done("prepare", tmp_path / "others", other)
     words = "forget", tmp_path / "set", "--image", tmp_path / "photos" / PHOTO, "--dry-run"
     words = *words, "--search", tmp_path, "--out", tmp_path / "new", *["--exact"] * exact
-    other = str(tmp_path / "other-set")
-    assert done(*words, "--json").json["compared_by_bytes"] == ([] if exact else [other])
-    said = says("only-searched-equal-bytes-other", other).search(done(*words).out)
-    assert bool(said) is not exact
+
+    result = done(*words, "--json").json
+
+    places = {each["place"]: each["content"].partition(";")[0] for each in result["places"]}
+    expected = {} if exact else {str(other): f"{SPLIT}:cat/small.jpg", str(copy): "the same bytes"}
+    assert {place: places.get(place) for place in expected} == expected
+    # The ledger of sources also knows the equal photographs of a test beside this one.
+    below = {place for place in places if place.startswith(str(tmp_path))}
+    own = {str(tmp_path / name) for name in ("set", "copy", f"photos/{PHOTO}")}
+    assert below == own | expected.keys()
+    assert [each["image"] for each in result["images"]] == [f"{SPLIT}:{PHOTO}"]
+
+
+def test_different_dataset_tells_further_bytes_of_image(tmp_path: Path) -> None:
+    """A set made from the photograph stores smaller bytes, and the dataset has these, too."""
+    photos = tmp_path / "photos"
+    photo = write_photos(photos, with_copies=False)
+    write(tmp_path / "others" / PHOTO, photo)
+    done("prepare", tmp_path / "others", tmp_path / "smaller", "--short-side", "100")
+    done("export", tmp_path / "smaller", "--to", "folder", "--out", tmp_path / "files")
+    (stored,) = (tmp_path / "files").rglob("*.jpg")
+    write(photos / "dog/stored.jpg", stored.read_bytes())
+    done("prepare", photos, tmp_path / "set")
+    words = "--image", photos / PHOTO, "--search", tmp_path / "smaller", "--exact"
+    new = tmp_path / "new"
+
+    result = done("forget", tmp_path / "set", *words, "--out", new, "--json").json
+
+    expected = {PHOTO, "dog/stored.jpg"}
+    assert {each["image"] for each in result["images"]} == {f"{SPLIT}:{key}" for key in expected}
+    assert stored_keys(new) == stored_keys(tmp_path / "set") - expected
 
 
 def test_unknown_keys_are_only_allowed_in_a_list(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def run(config: DemoConfig) -> None:
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature
+    from imagenet_prep.testing.photographs import require_photographs
 
     folder = Path(config.folder).expanduser()
     archives = folder / f"archives-{config.images}"
@@ -52,6 +53,7 @@ def run(config: DemoConfig) -> None:
     if not archives.is_dir():
         _say(f"1. {archives}: a miniature ILSVRC2012 of {config.images} real photographs")
         partial = folder / "archives.partial"
+        require_photographs()
         # A new folder has no links of other users.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

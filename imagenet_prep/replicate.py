@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.dataset_store import Dataset
 
 Answer = TypeVar("Answer")
+# Lines about missing files that are printed for each replica.
+_MOST_MISSING_LINES = 5
 
 
 def replicate(config: ReplicateConfig) -> Json:
@@ -203,7 +205,7 @@ def _to_one(config: ReplicateConfig, source: Original) -> Json:
     target = _open_target(config, source)
     if config.check:
         problems = [problem for problem, _ in _problems(config, target, target.files)]
-        result: Json = {"problems": [*problems, *target.unfinished()]}
+        result: Json = {"problems": [*target.unfinished(), *problems]}
     elif config.dry_run:
         target.refuse_others()
         wrong = _problems(config, target, target.files)
@@ -345,9 +347,23 @@ def _sentences(config: ReplicateConfig, replica: Json) -> list[str]:
         times = ", ".join(f"{lacking * 8e-9 / rate:,.0f} s at {rate:g} Gbit/s" for rate in rates)
         return [f"{where}: {human_bytes(lacking)} of {size} to copy: {times}"]
     if replica["problems"]:
-        return [f"{where}: {problem}" for problem in replica["problems"]]
+        return [f"{where}: {problem}" for problem in _shortened(replica["problems"])]
     moved = "" if config.check else f"; {human_bytes(replica['moved_bytes'])} copied"
     return [f"{where}: complete: {counted(replica['files'], 'file')}, {size}{moved}"]
+
+
+def _shortened(problems: Sequence[FileProblem]) -> list[str]:
+    """Returns the lines of a replica; for many missing files, the first of them and their number.
+
+    A replica that was never finished lacks most files, on each of perhaps 32 hosts.
+    """
+    lines = [problem.text for problem in problems if not problem.is_missing]
+    missing = [problem.text for problem in problems if problem.is_missing]
+    lines += missing[:_MOST_MISSING_LINES]
+    num_hidden = len(missing) - _MOST_MISSING_LINES
+    if num_hidden > 0:
+        lines.append(f"and {num_hidden:,} more missing; --json lists all")
+    return lines
 
 
 def judge(config: ReplicateConfig, result: Json) -> None:

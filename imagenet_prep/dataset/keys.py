@@ -318,9 +318,9 @@ class KeyList:
             noun = "line" if len(numbers) == 1 else "lines"
             raise UsageError(
                 f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
-                "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
-                f"train:n01440764/n01440764_10026.JPEG. {_advice(unknown)}For a list that is "
-                "applied repeatedly, whose images may already be excluded, add --allow-unknown."
+                "line, such as cat/1.jpg or train:cat/1.jpg. imagenet-prep show SET --keys prints "
+                f"those of a dataset. {_advice(unknown)}For a list that is applied repeatedly, "
+                "whose images may already be excluded, add --allow-unknown."
             )
 
 
@@ -329,8 +329,8 @@ def _advice(lines: Collection[str]) -> str:
     found = [text for pattern, text in _ADVICE if any(map(pattern.match, keys))]
     if not all(unicodedata.is_normalized("NFC", key) for key in keys):
         found.append(
-            "Some letters with accents have two spellings in Unicode (NFC and NFD): copy keys from "
-            "imagenet-prep show SET --keys. "
+            "Some letters with accents have two spellings in Unicode (NFC and NFD): copy the "
+            "keys of the dataset. "
         )
     return "".join(found)
 

@@ -108,9 +108,8 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     if not prove:
         replica.refuse_others()
     wrong = _problems(replica, replica.files, prove=prove)
-    problems = [problem for problem, _ in wrong]
-    problems += replica.unfinished() if prove else []
-    for problem in problems:
+    unfinished = replica.unfinished() if prove else []
+    for problem in [*unfinished, *(problem for problem, _ in wrong)]:
         channel.write("problem", text=sentence(problem.text), is_missing=problem.is_missing)
     lacking = [file for _, file in wrong]
     channel.write("looked", lacking_bytes=sum(file.num_bytes for file in lacking))

@@ -157,6 +157,8 @@ class ColumnWriter:
         self._reader = Reader(feed, choice)
         self._is_entered = False
         self._due: list[int] = []
+        self._num_written = 0
+        self._num_empty = 0
         self._file: Generator[None, bytes | memoryview, None] | None = None
 
     def __len__(self) -> int:
@@ -192,6 +194,8 @@ class ColumnWriter:
             raise UsageError("write() was called twice or too early: call it once after each batch")
         checked = self._texts if self.column.is_text else self._values
         for number, row in zip(due, checked(rows, due), strict=True):
+            self._num_written += 1
+            self._num_empty += self.column.is_text and row == self.column.empty_row
             if self._file is None:
                 self._file = self._shard_file(self._records.place(number)[0])
                 next(self._file)
@@ -212,7 +216,7 @@ class ColumnWriter:
                 if complete != self._existing:
                     self._store.write(column.record_name(complete.name), complete.dumps())
                 self._remove_receipts()
-                self._tell_empty(files)
+        self._tell_empty()
         return self.is_complete
 
     def __enter__(self) -> Self:
@@ -263,17 +267,19 @@ class ColumnWriter:
                 f"again, first run {self._removal()}."
             )
 
-    def _tell_empty(self, files: Sequence[ColumnFile]) -> None:
-        """Warns if no image has a text, as after a lookup by names that are no keys."""
-        if not self.column.is_text:
-            return
-        empty = len(self.column.empty_row)
-        if all(rows.num_bytes == rows.rows * empty for rows in files):
+    def _tell_empty(self) -> None:
+        """Tells the number of images without a text, as after a lookup by names that are no keys.
+
+        For example, the blanks of a class folder are underscores in keys.
+        """
+        if self.column.is_text and self._num_empty:
+            place = shlex.quote(str(self._records.root))
             say_once(
-                f"{self._store.where(self._folder)}: no image of {self._records.split} has a text. "
+                f"{self._store.where(self._folder)}: {self._num_empty:,} of "
+                f"{counted(self._num_written, 'new row')} of {self._records.split} have no text. "
                 "If the script looks up texts by key: keys are CLASS/NAME, as printed by "
-                f"imagenet-prep show {self._records.root} --keys. To write the column again, first "
-                f"run {self._removal()}."
+                f"imagenet-prep show {place} --keys. To write the column again, first run "
+                f"{self._removal()}."
             )
 
     def _finished(self, number: int) -> ColumnFile | None:
@@ -402,7 +408,10 @@ class ColumnWriter:
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
-            raise UsageError(f"write(): not an array in CPU memory ({error})") from error
+            raise UsageError(
+                f"write(): not a NumPy array or a tensor in CPU memory ({error}). For a list, "
+                f"write numpy.asarray(rows, {made.dtype!r})."
+            ) from error
         given = str(getattr(rows, "dtype", values.dtype))
         if values.dtype.name == "bfloat16":
             values = values.view(np.uint16)

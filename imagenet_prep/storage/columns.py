@@ -468,8 +468,8 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
     where = store.where(signature)
     path = Path(signers).expanduser().absolute()
     remedy = (
-        f"Get {name} and {signature} from the author again, or ask the author to sign: "
-        f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"
+        f"If the dataset is yours, sign it: ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}. "
+        f"Otherwise, get {name} and {signature} from the author again, or ask the author to sign."
     )
     if path.exists() and not path.is_file():
         raise UsageError(f"--signers {signers}: is a folder, a pipe or a device, expected a file")

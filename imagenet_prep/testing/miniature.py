@@ -24,7 +24,7 @@ from imagenet_prep.testing.photographs import (
     IMAGENET_SIZE,
     Camera,
     Family,
-    photograph_path,
+    require_photographs,
 )
 
 TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
@@ -111,8 +111,7 @@ def make_miniature(
     the (width, height) of most images. At the default size, some are 1600x1200 or 2048x1536.
     """
     families = sorted(FAMILIES[:num_classes])  # by WNID
-    for family in families:
-        photograph_path(family, 0)  # fails before anything is written
+    require_photographs(families)  # fails before anything is written
     studio = _Studio(root, families, Camera(size, seed), seed)
     rng = np.random.default_rng(seed)
     counts = _class_counts(num_train, num_classes, rng)

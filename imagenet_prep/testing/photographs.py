@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import io
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,6 +180,12 @@ def _resampled(
 def _open_rgb(path: Path) -> Image.Image:
     with Image.open(path) as photo:
         return photo.convert("RGB")
+
+
+def require_photographs(families: Sequence[Family] = FAMILIES) -> None:
+    """Raises UsageError if a package with photographs of these classes is not installed."""
+    for family in families:
+        photograph_path(family, 0)
 
 
 @functools.cache

@@ -12,7 +12,8 @@ from typing import IO, Any
 import pytest
 
 from imagenet_prep import demo, train
-from imagenet_prep.core.errors import ImagenetPrepError, StoreError
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.testing.photographs import photograph_path
 from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.installed import Installed
@@ -66,6 +67,15 @@ def test_impossible_demos_are_refused(tmp_path: Path, flags: tuple[str, ...]) ->
     assert result.code == 2, result
     assert flags[0] in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_without_its_photographs_makes_no_folder(tmp_path: Path, installed: Installed) -> None:
+    installed.packages(lambda name: name != "skimage")
+    photograph_path.cache_clear()
+    folder = tmp_path / "demo"
+    with pytest.raises(UsageError, match=says("photographs-scikit-image-scikit-learn-missing-run")):
+        demo.run([str(folder)])
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

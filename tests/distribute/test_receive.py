@@ -294,7 +294,7 @@ def test_look_at_a_complete_replica_finds_differences(
     code, answers = received(replica, look)
     assert code == 0
     problems = [fields for kind, _, fields in answers if kind == "problem"]
-    assert [each["text"].partition(":")[0] for each in problems] == [SHARD, "dataset.json"]
+    assert [each["text"].partition(":")[0] for each in problems] == ["dataset.json", SHARD]
     assert {each["is_missing"] for each in problems} == {False}
     assert answers[-1] == ["looked", 0, {"lacking_bytes": len(files[SHARD])}]
 

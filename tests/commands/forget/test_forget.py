@@ -314,7 +314,7 @@ def test_reencoded_copy_in_a_different_dataset_is_listed(tmp_path: Path, exact: 
     places = {each["place"]: each["content"].partition(";")[0] for each in result["places"]}
     expected = {} if exact else {str(other): f"{SPLIT}:cat/small.jpg", str(copy): "the same bytes"}
     assert {place: places.get(place) for place in expected} == expected
-    # The ledger of sources also knows the equal photographs of a test beside this one.
+    # The ledger of sources also has the photographs of the test with the other parameter.
     below = {place for place in places if place.startswith(str(tmp_path))}
     own = {str(tmp_path / name) for name in ("set", "copy", f"photos/{PHOTO}")}
     assert below == own | expected.keys()

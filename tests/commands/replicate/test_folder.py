@@ -59,6 +59,25 @@ def test_copies_get_no_manifest_if_dataset_changed(
     assert not (tmp_path / "copy" / schema.MANIFEST).exists()
 
 
+@pytest.mark.parametrize("num_missing", [5, 6, 8])
+def test_check_names_only_the_first_missing_files(
+    dataset: Path, copy: Path, num_missing: int
+) -> None:
+    """An unfinished replica may lack all files, on each of many hosts."""
+    names = sorted(shard.name for shard in copy.glob("train-*"))[: num_missing - 2]
+    for name in (*names, schema.MANIFEST, "labels.txt"):
+        (copy / name).unlink()
+    checked = replicate(dataset, "--to", copy, "--check")
+    assert checked.code == 4
+    lines = checked.out.splitlines()
+    assert says("missing-not-finished", schema.MANIFEST, "replica").search(lines[0])
+    assert len(lines) == 5 + (num_missing > 5)
+    if num_missing > 5:
+        assert says("more-missing-json-lists", num_missing - 5).search(lines[-1])
+    everything = replicate(dataset, "--to", copy, "--check", "--json").json
+    assert len(everything["replicas"][0]["problems"]) == num_missing
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

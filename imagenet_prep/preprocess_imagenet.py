@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class PreprocessImagenetConfig(Settings):
             raise ValueError(
                 "--project and --gcs_output_path: there is no upload to Google Cloud. Remove these "
                 "flags. To copy the dataset to S3, run imagenet-prep replicate "
-                f"{self.local_scratch_dir} --to s3://bucket/prefix"
+                f"{shlex.quote(self.local_scratch_dir)} --to s3://bucket/prefix"
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -271,8 +272,8 @@ def require_samples(manifest: Manifest | None, where: str) -> Manifest:
     if manifest is None or not manifest.has_samples:
         raise UsageError(
             f"{where}: has no tables of samples, which list its images. To write them: "
-            f"imagenet-prep adopt {where} (add --out NEW if a different program made the shards). "
-            "The images stay unchanged."
+            f"imagenet-prep adopt {shlex.quote(where)} (add --out NEW if a different program made "
+            "the shards). The images stay unchanged."
         )
     return manifest
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import sys
 import threading
 import time
@@ -101,8 +102,8 @@ class Original:
             )
             raise UsageError(
                 f"{error} Without {schema.MANIFEST}, it is not a dataset of imagenet-prep. For "
-                f"TFRecords of a different program, first run imagenet-prep adopt {base}."
-                + (advice if is_remote(base) else "")
+                "TFRecords of a different program, first run imagenet-prep adopt "
+                f"{shlex.quote(base)}." + (advice if is_remote(base) else "")
             ) from None
 
     def chunks(self, file: DatasetFile) -> Iterator[bytes]:

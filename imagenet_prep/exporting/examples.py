@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,7 +130,8 @@ class ExportSource:
                 if [class_index, digest] != expected:
                     raise DataDamagedError(
                         f"{records.where(number)}: its image or its label differs from the table "
-                        f"of samples. To list all problems: imagenet-prep verify {self.root}"
+                        "of samples. To list all problems: imagenet-prep verify "
+                        f"{shlex.quote(str(self.root))}"
                     )
                 problem = keys.problem(key)
                 if problem is not None:

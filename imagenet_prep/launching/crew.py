@@ -18,6 +18,7 @@ import json
 import os
 import queue
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -386,10 +387,11 @@ def start_detached(folder: Path, work: Callable[[Callable[[], None]], int]) -> i
         raise
     if under_way:
         monitoring.leave_to_child()
+        place = shlex.quote(str(folder))
         print(
             f"detached: pid {pid}, log {folder / LOG}\n"
-            f"  imagenet-prep launch --status {folder}\n"
-            f"  imagenet-prep launch --stop {folder}"
+            f"  imagenet-prep launch --status {place}\n"
+            f"  imagenet-prep launch --stop {place}"
         )
         return errors.EXIT_DONE
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import itertools
 import secrets
+import shlex
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -373,7 +374,8 @@ def refuse(dataset: Dataset, out: Store) -> None:
     if lost:
         raise errors.DataDamagedError(
             f"{where}: {counted(len(lost), 'file')} missing or of a different size than in the "
-            f"manifest: {some(lost)}. Nothing was written. Run imagenet-prep verify {where}"
+            f"manifest: {some(lost)}. Nothing was written. Run imagenet-prep verify "
+            f"{shlex.quote(where)}"
         )
 
 

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import shlex
 import threading
 import weakref
 from collections import deque
@@ -112,7 +113,8 @@ def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
             return index
     raise DataDamagedError(
         f"{path}: does not match {shard.name}, which has {shard.examples:,} records and "
-        f"{shard.num_bytes:,} bytes. Run imagenet-prep verify {root}"
+        f"{shard.num_bytes:,} bytes. Run imagenet-prep verify "
+        f"{shlex.quote(str(root))}"
     )
 
 
@@ -136,7 +138,7 @@ class Records:
                 problem += (
                     f". {self.manifest.edition or 'This'} is an evaluation set. To evaluate a run "
                     "on this set, run imagenet-prep train --data-dir SET --log-dir RUN --evaluate "
-                    f"--also {dataset.where}, with the dataset of the run as SET"
+                    f"--also {shlex.quote(dataset.where)}, with the dataset of the run as SET"
                 )
             raise UsageError(f"{dataset.where}: {problem}")
         self.split = split
@@ -241,7 +243,8 @@ class Records:
         """Returns one example after checking both CRCs, the image's size, and label and WNID."""
         file, offset, size = self._located_one(number)
         missing = self.manifest.lacks
-        with self._named(number, f". To list all damage: imagenet-prep verify {self.root}"):
+        advice = f". To list all damage: imagenet-prep verify {shlex.quote(str(self.root))}"
+        with self._named(number, advice):
             data = os.pread(file.descriptor, size, offset)
             image = example.decode(record_files.unframe(data, size), missing)
             # Check size and format here, since TensorFlow and DALI decode any size and format.

@@ -297,7 +297,7 @@ class TraceSearch:
         if not dataset.manifest.has_samples:
             raise DataDamagedError(
                 f"{dataset.where}: cannot be searched, because it has no tables of samples. Run "
-                f"imagenet-prep adopt {dataset.where}"
+                f"imagenet-prep adopt {shlex.quote(dataset.where)}"
             )
         digest = dataset.manifest.digest
         is_new = digest not in {self.dataset.manifest.digest, *self._seen}

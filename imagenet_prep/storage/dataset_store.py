@@ -11,6 +11,7 @@ import hashlib
 import io
 import itertools
 import math
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -314,7 +315,7 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
         raise UsageError(
             f"{where}: not a dataset of imagenet-prep (no {schema.MANIFEST}). To make one from "
             "images, run imagenet-prep prepare. For TFRecords of a different program, run "
-            f"imagenet-prep adopt {where}"
+            f"imagenet-prep adopt {shlex.quote(where)}"
         )
     dataset = Dataset.at(store)
     if not parts:

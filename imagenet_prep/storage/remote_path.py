@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import stat as stat_module
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -228,7 +229,7 @@ class RemotePath:
             problem = "cannot send parts of a file (no Range)"
         raise StoreError(
             f"{self}: the server {problem}. Copy the archives to a disk first: imagenet-prep "
-            f"download --base-url {self.site.base}"
+            f"download --base-url {shlex.quote(self.site.base)} --into ARCHIVES"
         )
 
     def fetch(self, start: int, stop: int) -> bytes:

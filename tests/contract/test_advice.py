@@ -1,0 +1,67 @@
+"""Commands in messages can be pasted into a shell, also for paths with blanks."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.command import REPOSITORY
+
+# The end of a text before a word of a command, such as a path.
+_COMMAND = re.compile(r"imagenet-prep [a-z][a-z-]*( --?[a-z][a-z-]*| [A-Z]+)* $")
+_QUOTED = ("shlex.quote(", "shlex.join(")
+# Names of columns and of frameworks have no blanks.
+_WITHOUT_BLANKS = {"self.column.name", "framework"}
+
+
+def unquoted(code: str) -> Iterator[str]:
+    """Yields the words of commands in f-strings that a shell would split at blanks."""
+    tree = ast.parse(code)
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    quoted = {
+        ast.unparse(target)
+        for assignment in assignments
+        if ast.unparse(assignment.value).startswith(_QUOTED)
+        for target in assignment.targets
+    }
+    for text in ast.walk(tree):
+        if not isinstance(text, ast.JoinedStr):
+            continue
+        before = ""
+        for part in text.values:
+            if isinstance(part, ast.FormattedValue):
+                word = ast.unparse(part.value)
+                is_safe = word.startswith(_QUOTED) or word in quoted | _WITHOUT_BLANKS
+                if _COMMAND.search(before) and not is_safe:
+                    yield word
+                before += "WORD"
+            else:
+                before += ast.literal_eval(part)
+
+
+@pytest.mark.parametrize("package", ["imagenet_prep", "pipelines"])
+def test_paths_in_advised_commands_are_quoted(package: str) -> None:
+    found = {
+        f"{path.relative_to(REPOSITORY)}: {word}"
+        for path in (REPOSITORY / package).rglob("*.py")
+        for word in unquoted(path.read_text())
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ('f"run imagenet-prep verify {where} again"', ["where"]),
+        ('f"run imagenet-prep verify {shlex.quote(where)} again"', []),
+        ('f"imagenet-prep replicate {shlex.quote(a)} --to {b}"', ["b"]),
+        ('f"imagenet-prep show SET --key {key}"', ["key"]),
+        ('key = shlex.quote(a)\nf"imagenet-prep show SET --key {key}"', []),
+        ('f"{where}: run imagenet-prep verify on it"', []),
+    ],
+)
+def test_unquoted_words_are_found(code: str, words: list[str]) -> None:
+    assert [*unquoted(code)] == words

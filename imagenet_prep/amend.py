@@ -22,7 +22,7 @@ from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, s
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.shared_flags import data_set, read_exclusions, unknown_keys
+from imagenet_prep.dataset.shared_flags import data_set, unknown_keys
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def amend(config: AmendConfig) -> Json:
     """Makes the new version of a dataset and returns the summary."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import additions, amendment, changes
+    from imagenet_prep.shards.equal_bytes import read_exclusions
     from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_store
 

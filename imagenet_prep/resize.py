@@ -28,7 +28,7 @@ from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.jpeg import KEEP, NEUTRAL, RULES
-from imagenet_prep.dataset.shared_flags import data_set, read_exclusions, unknown_keys
+from imagenet_prep.dataset.shared_flags import data_set, unknown_keys
 from imagenet_prep.preparation.config import RunFlags
 
 # The parser of the AWS tutorial's script accepts every unambiguous prefix of these flags.
@@ -153,6 +153,7 @@ def resize(config: ResizeConfig) -> Json:
     from imagenet_prep.core.errors import UsageError
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
+    from imagenet_prep.shards.equal_bytes import read_exclusions
     from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.store import open_store

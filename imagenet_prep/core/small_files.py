@@ -11,11 +11,13 @@ opened folder. An existing file is only replaced if a command of this program ha
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import fcntl
 import os
 import re
+import shlex
 import stat
 import uuid
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
 _HEADER = re.compile(r"[^\r\n]*")
 DELIMITERS = ",;\t"  # of CSV files
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
@@ -42,6 +45,23 @@ def delimiter_of(text: str) -> str:
     header = _HEADER.match(text)
     assert header is not None
     return max(DELIMITERS, key=header[0].count)
+
+
+def not_utf_8(path: object, start: bytes | bytearray, at: int) -> str:
+    """Returns the sentences about a text file that is not UTF-8, with the way to convert it.
+
+    `start` is the start of the file, and `at` the position of the first invalid byte.
+    """
+    convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(str(path))} > NEW"
+    if start.startswith(UTF_16):
+        return (
+            f"{path}: is UTF-16, as Excel and PowerShell save Unicode text. Save it as UTF-8 (in "
+            f"Excel: CSV UTF-8), or run: {convert.format('UTF-16')}"
+        )
+    return (
+        f"{path}: is not UTF-8 text (byte {at:,}). Save it as UTF-8 (in Excel: CSV UTF-8). For a "
+        f"file from Windows, run: {convert.format('CP1252')}"
+    )
 
 
 def open_to_read(path: Path) -> int:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
+from imagenet_prep.core.small_files import not_utf_8
 from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.dataset import schema
 
@@ -460,8 +461,7 @@ def parse_list(
         try:
             text = b"".join(lines).decode("utf-8" if start else "utf-8-sig")
         except UnicodeDecodeError as error:
-            at = start + error.start
-            raise UsageError(f"{path}: the list of keys is not UTF-8 at byte {at:,}") from None
+            raise UsageError(not_utf_8(path, data[:2], start + error.start)) from None
         for line in text.split("\n")[: len(lines)]:
             number += 1
             key = line.removesuffix("\r")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from imagenet_prep.core import strict_json
@@ -20,7 +20,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import AddressKind, flag, switch
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.keys import KeyList, ListedFile
-from imagenet_prep.dataset.member import parse_incident, require_few_salts
+from imagenet_prep.dataset.member import Incident, parse_incident, require_few_salts
 
 
 def data_set(
@@ -57,23 +57,22 @@ def unknown_keys(**how: Any) -> Any:
     )
 
 
-def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = False) -> KeyList:
-    """Returns the images in a list of keys or in a quarantine.jsonl; see `KeyList`."""
+def read_exclusions(
+    path: str | os.PathLike[str],
+    *,
+    allows_unknown: bool = False,
+    complete: Callable[[list[Incident]], list[Incident]] = list,
+) -> KeyList:
+    """Returns the images in a list of keys or in a quarantine.jsonl; see `KeyList`.
+
+    `complete` may add to the lines of a quarantine.jsonl what an older version did not write.
+    """
     data = keys.read_bytes(path)
     if not data.startswith(b'{"'):
         return keys.parse_list(path, data, allows_unknown=allows_unknown)
     listed: list[str] = []
     files: dict[str, ListedFile] = {}
-    salts: set[str] = set()
-    for number, line in enumerate(data.splitlines(), start=1):
-        try:
-            incident = parse_incident(line)
-            salts.add(incident.salt)
-            require_few_salts(salts)
-        except ValueError as error:
-            raise UsageError(
-                f"{path}: line {number:,} is not a line of a {schema.QUARANTINE}: {error}"
-            ) from None
+    for incident in complete(_incidents(path, data)):
         if not incident.is_excluded:
             # An empty line, so that the numbers of lines stay the same.
             listed.append("")
@@ -92,3 +91,20 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
     kept = {sha256: sorted(file.kept_in) for sha256, file in files.items() if file.kept_in}
     digest = strict_json.digest([of_keys.sha256, bytes_of, *([kept] if kept else [])])
     return KeyList(of_keys.path, of_keys.keys, digest, (), files, allows_unknown)
+
+
+def _incidents(path: str | os.PathLike[str], data: bytes) -> list[Incident]:
+    """Returns the lines of a quarantine.jsonl; raises UsageError for any other line."""
+    incidents: list[Incident] = []
+    salts: set[str] = set()
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            incident = parse_incident(line)
+            salts.add(incident.salt)
+            require_few_salts(salts)
+        except ValueError as error:
+            raise UsageError(
+                f"{path}: line {number:,} is not a line of a {schema.QUARANTINE}: {error}"
+            ) from None
+        incidents.append(incident)
+    return incidents

@@ -26,7 +26,7 @@ from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import ListDigest
 from imagenet_prep.preparation.tasks import excluded_incident
-from imagenet_prep.sources import folder, layout
+from imagenet_prep.sources import folder, image_table, layout
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 
@@ -175,6 +175,19 @@ def sentences(counts: Json) -> list[str]:
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
     """Lists and hashes the images in train/CLASS (or just CLASS) and val/CLASS."""
+    try:
+        return _read_class_folders(where, classes, splits)
+    except UsageError as error:
+        tables = [table.path.name for table in image_table.locate(Path(where).expanduser())]
+        if tables:
+            raise UsageError(
+                f"{error} The table of labels {some(tables)} is not read: copy the new images to "
+                "DIR/CLASS/ in a new folder DIR, and add DIR."
+            ) from None
+        raise
+
+
+def _read_class_folders(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
@@ -186,12 +199,6 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             "the folder is one class, give the folder above it."
         )
     folders = split_folders.folders
-    unread = layout.unread(split_folders)
-    if unread:
-        raise UsageError(
-            f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
-            "into the folder of a split of the dataset."
-        )
     other_splits = sorted(set(folders) - set(splits))
     if other_splits:
         raise UsageError(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from imagenet_prep import engine
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.small_files import delimiter_of
+from imagenet_prep.core.small_files import delimiter_of, not_utf_8
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import example, keys, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -131,10 +131,11 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
     A semicolon or a tab may replace the comma, as in files of a spreadsheet. The fields are read
     exactly as they are, like the lines of `keys.read_list`.
     """
+    data = keys.read_bytes(path)
     try:
-        text = keys.read_bytes(path).decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (invalid at byte {error.start:,})") from None
+        raise UsageError(not_utf_8(path, data, error.start)) from None
     delimiter = delimiter_of(text)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     numbered: dict[str, int] = {}

@@ -17,13 +17,13 @@ from imagenet_prep.dataset.class_list import OBJECTNET, ClassList
 from imagenet_prep.dataset.jpeg import APPLY, KEEP
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.dataset.settings import ListDigest, Recipe
-from imagenet_prep.dataset.shared_flags import read_exclusions
 from imagenet_prep.engine import PROCESSES, Workers
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.preparation.selection import Selection, exclusions_of, refuse_source_as_output
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
+from imagenet_prep.shards.equal_bytes import read_exclusions
 from imagenet_prep.sources import boxes, detect, image_table, layout
 from imagenet_prep.sources.folder import FolderSource
 from imagenet_prep.sources.source import Pixels, SourcePart

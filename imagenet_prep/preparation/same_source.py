@@ -103,6 +103,11 @@ def _advice(dataset: str, selection: Selection, kinds: Collection[str]) -> str:
             f"To remove images, list their keys in a file, and run {command} --exclude FILE --out "
             "NEW. "
         )
+    if {_ADDED, _REMOVED} <= {*kinds}:
+        ways.append(
+            "If images only moved to a different class, leave the dataset as it is, and run "
+            f"{command} --relabel FILE --out NEW. "
+        )
     if not ways:
         return _ADVICE
     return f"{''.join(ways)}To make the dataset again, choose a different folder"

@@ -49,7 +49,8 @@ def decode(
       RGB pixels, [height, width, 3] uint8.
 
     Raises:
-      UsageError: the window is not inside the image, or an argument is invalid.
+      UsageError: the window is not inside the image, an argument is invalid, or `encoded` is empty,
+        as in the padding of a batch.
       DataDamagedError: the image cannot be decoded.
 
     Example:
@@ -64,6 +65,11 @@ def decode(
     if not antialias:
         refuse_aliasing(filter)
     data = bytes(encoded)
+    if not data:
+        raise UsageError(
+            "there is no image: padding and skipped records of a batch have zero bytes. Leave out "
+            "the examples whose mask is False."
+        )
     try:
         return _decoded(data, window, size, filter, antialias, mirrored)
     except BadImageError as error:

@@ -209,6 +209,8 @@ class Choice:
             )
         self._num_classes = len(classes.wnids)
         self._where = None if wanted.where is None else Where(wanted.where)
+        if self._where is not None:
+            self._where.resolve_classes(classes)
 
     @property
     def class_numbers(self) -> Sequence[int]:

@@ -16,6 +16,8 @@ from imagenet_prep.dataset import column
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from imagenet_prep.dataset.class_list import ClassList
+
 # The names that the tables of samples define. All other names are columns of the dataset.
 NAMES = column.CONDITIONS
 SIDES = NAMES[:3]
@@ -30,6 +32,7 @@ _CLASS_OR_TEXT = re.compile(
     re.DOTALL,
 )
 _MOST_CHARACTERS = 1 << 20
+_ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -104,6 +107,32 @@ class Where:
         except (TypeError, ValueError, ArithmeticError, np.exceptions.DTypePromotionError) as error:
             raise self._error(f"cannot be computed ({error})") from None
         return np.broadcast_to(np.asarray(found, bool), count)
+
+    def resolve_classes(self, classes: ClassList) -> None:
+        """Replaces the names of classes by their WNIDs, as for the argument `classes`.
+
+        Raises UsageError for a string that is compared with `class` and names no class: all images
+        would be different from it.
+        """
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.Compare) or any(
+                isinstance(operation, _ORDERS) for operation in node.ops
+            ):
+                continue
+            sides = [node.left, *node.comparators]
+            if not any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides):
+                continue
+            for side in sides:
+                for part in side.elts if isinstance(side, (ast.Tuple, ast.List)) else [side]:
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        part.value = self._wnid(part.value, classes)
+
+    def _wnid(self, name: str, classes: ClassList) -> str:
+        try:
+            (index,) = classes.indices([name])
+        except UsageError as error:
+            raise self._error(f"names no class: {error}") from None
+        return classes.wnids[index]
 
     def _error(self, problem: str) -> UsageError:
         shown = self._text if len(self._text) <= 200 else f"{self._text[:200]}..."

@@ -2,22 +2,28 @@
 
 `also_in_train` returns images of other splits that train has, too. `with_kept` completes the lines
 of excluded images: an image that was one of several copies is only excluded under its key.
+`read_exclusions` reads the list of an --exclude flag for a new dataset.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import schema, shared_flags
+from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.shards.sorted_tables import digests
 from imagenet_prep.storage import dataset_store
-from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import prefetch
 from imagenet_prep.storage.store import Readable
 
@@ -43,6 +49,29 @@ def also_in_train(dataset: Dataset) -> dict[str, list[str]]:
         if in_both
     }
     return {name: keys for name, keys in found.items() if keys}
+
+
+def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = False) -> KeyList:
+    """Returns the images of an --exclude list for a new dataset; see `shared_flags`.
+
+    A quarantine.jsonl that an older version wrote does not tell which copies its dataset has kept.
+    If the file is still in its dataset, the tables of samples tell it.
+    """
+
+    def complete(incidents: list[Incident]) -> list[Incident]:
+        file = Path(path).expanduser()
+        store = LocalStore(file.parent)
+        if file.name != schema.QUARANTINE or store.size(schema.MANIFEST) is None:
+            return incidents
+        manifest = open_dataset(store, parts=True).manifest
+        shards = itertools.chain.from_iterable(split.shards for split in manifest.splits.values())
+        tables = {schema.samples_name(shard.name) for shard in shards}
+        # The tables are missing if the dataset is a part, has none, or was deleted except for this.
+        if tables - store.sizes(tables).keys():
+            return incidents
+        return with_kept(store, manifest, incidents)
+
+    return shared_flags.read_exclusions(path, allows_unknown=allows_unknown, complete=complete)
 
 
 def with_kept(store: Readable, draft: Manifest, incidents: Iterable[Incident]) -> list[Incident]:

@@ -9,11 +9,9 @@ it.
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import os
 import re
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.core.small_files import UTF_16, not_utf_8
 from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.jpeg import APPLY, NEUTRAL
@@ -101,7 +100,6 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
 _MAX_LIST_BYTES = 16 << 20  # the largest known list, of WordNet's words, has 3 MB
 _PIECE_BYTES = 1 << 20
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class SourcePart(NamedTuple):
@@ -344,17 +342,12 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
             data += part
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
-    if data.startswith(_UTF_16):
-        raise SourceError(
-            f"{path}: is UTF-16, as Excel saves Unicode text. Save it as CSV UTF-8, or run: "
-            f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))}"
-        )
     try:
         return data.decode("utf-8-sig")  # without the byte order mark that Windows editors write
     except UnicodeDecodeError as error:
-        if lenient:
+        if lenient and not data.startswith(UTF_16):
             return data.decode("latin-1")
-        raise SourceError(f"{path}: is not UTF-8 text: {error}. Get it again.") from error
+        raise SourceError(not_utf_8(path, data, error.start)) from None
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[FoundFile]]]) -> SourcePart:

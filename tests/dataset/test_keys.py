@@ -122,7 +122,7 @@ def test_message_never_repeats_a_line(tmp_path: Path) -> None:
         found.refuse_unknown(found.keys.keys() - {"a/1"}, "x")
     assert "hunter2" not in str(refused.value)
     path.write_bytes(b"hunter2\nhunter3\xff\n")
-    with pytest.raises(UsageError, match=says("list-keys-not-utf-8-byte", ..., "15")) as refused:
+    with pytest.raises(UsageError, match=says("not-utf-8-text-byte-save", ..., "15")) as refused:
         read_list(path)
     assert "hunter" not in str(refused.value)
 

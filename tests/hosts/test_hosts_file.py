@@ -86,7 +86,7 @@ def test_pipes_devices_and_huge_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataDamagedError, match=f"{path}: "):
             read_hosts(path)
     (tmp_path / "binary").write_bytes(b"a\nhunter2\xff\n")
-    with pytest.raises(UsageError, match=says("hosts-file-not-utf-8-byte", ..., "9")):
+    with pytest.raises(UsageError, match=says("not-utf-8-text-byte-save", ..., "9")):
         read_hosts(tmp_path / "binary")
 
 

@@ -215,7 +215,7 @@ def test_bytes_are_only_excluded_from_chosen_splits(
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"key,class\n\xff,1\n", says("not-utf-8-text-invalid-byte", "list", 10)),
+        (b"key,class\n\xff,1\n", says("not-utf-8-text-byte-save", "list", 10)),
         (b"key,class\n", says("no-key-after-header-list", "list")),
         (b"key\n", says("line-1-expected-header", "list")),
         (b"key,class\na,1,2\n", says("line-expected-two-fields-key", "list", 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def test_expressions_mean_the_same_as_in_python(seed: int, scenes: Path) -> None
         ("class_index in (3, 5, 8)", "class_index in (3, 5, 8)"),
         ("not height > width or bytes < 3000", "not height > width or bytes < 3000"),
         (
-            "  class == 'n00000007'\n    or (width < 0\n  or class_index < 2)",
-            "class_ == 'n00000007' or class_index < 2",
+            "  class == 'n00001007'\n    or (width < 0\n  or class_index < 2)",
+            "class_ == 'n00001007' or class_index < 2",
         ),
     ],
 )
@@ -121,6 +122,42 @@ def test_reader_has_the_examples_that_match(scenes: Path, where: str, python: st
     expected = [n for n, row in enumerate(rows) if eval(python, {}, row)]
     assert 0 < len(expected) < len(rows)
     assert numbers(opened(scenes, where)) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("class == 'n00001003'", {3}),
+        ("'3' == class", {3}),
+        ("class in ('3', 'n00001005')", {3, 5}),
+        ("class != 'n00001003' and class_index < 5", {0, 1, 2, 4}),
+        ("class not in ['3', 'n00001005'] and class_index < 6", {0, 1, 2, 4}),
+        ("class < 'n00001002x'", {0, 1, 2}),
+        ("key == key and class == '3'", {3}),
+    ],
+)
+def test_classes_have_the_same_names_as_in_classes(
+    scenes: Path, where: str, expected: set[int]
+) -> None:
+    assert {*numbers(opened(scenes, where))} == expected
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "class != '{}'",
+        "class == '{}' or width > 0",
+        "'{}' != class",
+        "class not in ('n00001003', '{}')",
+        "not class in ['{}']",
+        "width > 0 and (height < 0 or class != '{}')",
+    ],
+)
+def test_unknown_class_in_a_condition_is_refused(scenes: Path, where: str) -> None:
+    """Every image is different from it, so its exclusion would exclude nothing."""
+    reason = re.compile("n00001O03: .*Did you mean n00001", re.DOTALL)
+    with pytest.raises(UsageError, match=says("names-no-class", reason)):
+        opened(scenes, where.format("n00001O03"))
 
 
 def test_filters_are_combined(scenes: Path) -> None:

@@ -179,7 +179,7 @@ def test_validation_image_beyond_the_labels_is_named(root: Path) -> None:
     ("name", "content", "message"),
     [
         (ilsvrc.SYNSET_LABELS, b"n99999999\n", r"and ILSVRC2012's published labels"),
-        (ilsvrc.SYNSET_LABELS, b"n0\xe9", says("not-utf-8-text-get-again")),
+        (ilsvrc.SYNSET_LABELS, b"n0\xe9", says("not-utf-8-text-byte-save")),
         (ilsvrc.SOLUTION, b"a,b\n", says("expected-columns-imageid-predictionstring-get")),
         (ilsvrc.SOLUTION, b"", says("expected-columns-imageid-predictionstring-get")),
         (

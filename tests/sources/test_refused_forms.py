@@ -116,7 +116,7 @@ REFUSED = {
     "synset labels in UTF-16": Form(
         FLAT_VAL,
         {SYNSET_LABELS: partial(f"{A}\n{B}\n".encode, "utf-16")},
-        line=("labels.txt: is UTF-16, as Excel saves Unicode text. Save it as CSV UTF-8",),
+        line=("labels.txt: is UTF-16, as Excel and PowerShell save",),
     ),
     "Tiny ImageNet, one label missing": Form(
         TINY_FILES,

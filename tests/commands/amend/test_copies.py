@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_kept_copies_stay_in_every_later_step(
         same = [{**line, "archive": "", "offset": 0} for line in excluded(last)]
         carried = excluded(tmp_path / f"amended-{step}")
         assert [{**line, "archive": "", "offset": 0} for line in carried] == same
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_list_of_an_older_version_keeps_the_copies(tmp_path: Path, is_whole: bool) -> None:
+    """Its lines do not tell the kept copies, but the tables beside it do, if there are any."""
+    for name in ("a", "copy", "b"):
+        layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photo(int(name == "b")))
+    verbs.prepare(tmp_path / "in", tmp_path / "0")
+    (tmp_path / "list").write_text("cat/copy.jpg\n")
+    verbs.amend(tmp_path / "0", tmp_path / "1", exclude=tmp_path / "list")
+    listed = tmp_path / "1/quarantine.jsonl"
+    lines = [json.loads(line) for line in listed.read_text().splitlines()]
+    assert [line.pop("kept_in") for line in lines] == [["train"]]
+    listed.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    if not is_whole:
+        shutil.rmtree(tmp_path / "1/samples")
+
+    again = {"exclude": listed, "allow_unknown": True}
+    verbs.prepare(tmp_path / "in", tmp_path / "prepared", **again)
+    verbs.amend(tmp_path / "0", tmp_path / "amended", **again)
+    verbs.resize(tmp_path / "0", tmp_path / "resized", short_side=16, splits=["train"], **again)
+    kept = {"cat/b.jpg", *["cat/a.jpg"] * is_whole}
+    for name in ("prepared", "amended", "resized"):
+        assert keys(tmp_path / name)["train"] == kept, name
 
 
 @pytest.mark.parametrize("most", [1, 1 << 20])

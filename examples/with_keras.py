@@ -16,8 +16,10 @@ parser.add_argument("--image-size", type=int, default=64)
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--learning-rate", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--out", default="model.keras")
+parser.add_argument("--out", default="model.keras", help="file; its name ends with .keras")
 flags = parser.parse_args()
+if not flags.out.endswith(".keras"):
+    parser.error(f"--out {flags.out}: Keras saves a model to a file whose name ends with .keras")
 
 if World.from_environment().size > 1:
     # Each rank would train a separate model without an error: see docs/own-script.md.

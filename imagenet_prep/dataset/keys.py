@@ -56,6 +56,10 @@ _ADVICE = (
         "A key does not contain the path of the prepared folder. ",
     ),
     (
+        re.compile(r"[^/]+\\"),
+        "In a key, the character after the class is /, also on Windows: cat/1.jpg for cat\\1.jpg. ",
+    ),
+    (
         re.compile(r'.*[",;\t]'),
         "A line has only a key, without quotes and without further columns. ",
     ),

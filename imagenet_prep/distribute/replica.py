@@ -10,6 +10,7 @@ files are recorded in `.work/replica-<digest>.jsonl`. A later run reads only new
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,8 +125,9 @@ class Target:
         else:
             return
         raise UsageError(
-            f"{self.store.where(column.folder_name(ours.name))}: {why}. Remove this folder, or "
-            "exclude this column with --columns."
+            f"{self.store.where(column.folder_name(ours.name))}: {why}. Exclude this column with "
+            "--columns, or remove it where it is: imagenet-prep remove-column "
+            f"{shlex.quote(self.store.where())} {ours.name}"
         )
 
     def manifest_problem(self) -> FileProblem | None:

@@ -135,7 +135,8 @@ def _of_json(content: Any) -> LabelList:
 
 
 Integers = npt.NDArray[np.int64]
-SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated
+# The first of these is evaluated. A folder of new photographs, CLASS/*, is the split train.
+SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 # limits of `_refuse_other_order`
 _LEAST_PAIRS = 20
 _LEAST_CLASSES = 5
@@ -240,14 +241,12 @@ class EvaluatedSet:
 def opened(name: str) -> tuple[Dataset, str]:
     """Opens a dataset; returns it and the name of the split to evaluate."""
     dataset = open_dataset(absolute(name))
-    split = next((split for split in SPLITS if split in dataset.manifest.splits), None)
+    split = next(split for split in SPLITS if split in dataset.manifest.splits)
     if dataset.manifest.edition == "imagenet-o":
         raise UsageError(
             f"{name} is ImageNet-O: its images show none of the classes, so accuracy is undefined. "
             "Use it to evaluate out-of-distribution detection."
         )
-    if split is None:
-        raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")
     dataset.require_samples()
     return dataset, split
 

@@ -330,12 +330,16 @@ def expected_by_class(
             shares[classes.indices([name])] = share
         total = float((shares * counts).sum())
         expected = shares * (len(chosen) / total if total > 0 else math.nan)
-    elif weights == "classes":
+    elif isinstance(weights, str) and weights == "classes":
         num_present = np.count_nonzero(counts)
         expected = len(chosen) / (num_present * np.maximum(counts, 1))
     else:
+        kind = type(weights).__name__
+        shown = f"={weights!r}" if kind == "str" else f" is a {kind}"
         raise UsageError(
-            f"weights={weights!r}: expected 'classes', a number, or a weight for each class"
+            f"weights{shown}: expected 'classes', a number, or a dict with a weight for each "
+            "class. For weights of single images, use torch's WeightedRandomSampler with "
+            "reader.source()."
         )
     total = float((expected * counts).sum())
     if not (expected >= 0).all() or not 1 <= total <= MOST_APPEARANCES * len(chosen):

@@ -248,8 +248,8 @@ def refuse_inside(out: str, dataset: Dataset) -> None:
     for folder in folders:
         if is_inside(out, folder):
             raise UsageError(
-                f"{out} is inside {folder}, which belongs to the input and never changes. Choose "
-                "a location next to it."
+                f"{out}: belongs to the input {folder}, which never changes. Choose a location "
+                "next to it."
             )
 
 

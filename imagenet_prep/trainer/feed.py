@@ -93,7 +93,9 @@ def splits(available: Collection[str], data_dir: str | None) -> tuple[str, str]:
     if not usable:
         raise UsageError(
             f"{data_dir}: no split to evaluate on, only {', '.join(available)}. Prepare the "
-            "dataset with --holdout 10%, which takes 10% of train, or use --no-evaluation."
+            "dataset with --holdout 10%, which takes 10% of train, or train with --no-evaluation. "
+            "To evaluate a network on all images of a new dataset: imagenet-prep train --data-dir "
+            "SET --log-dir RUN --evaluate --also NEW, with the dataset of the run as SET."
         )
     return usable[0], usable[-1]
 

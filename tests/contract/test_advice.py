@@ -14,7 +14,7 @@ from tests.kit.command import REPOSITORY
 _COMMAND = re.compile(r"imagenet-prep [a-z][a-z-]*( --?[a-z][a-z-]*| [A-Z]+)* $")
 _QUOTED = ("shlex.quote(", "shlex.join(")
 # Names of columns and of frameworks have no blanks.
-_WITHOUT_BLANKS = {"self.column.name", "framework"}
+_WITHOUT_BLANKS = {"self.column.name", "ours.name", "framework"}
 
 
 def unquoted(code: str) -> Iterator[str]:

@@ -131,6 +131,7 @@ _BLANK_IN_CLASS = "class-key-blanks-underscores-urlaub_2021"
 _BLANK_AT_END = "blank-start-end-line-part"
 _PATH = "key-not-contain-path-prepared"
 _QUOTED = "line-only-key-without-quotes"
+_BACKSLASH = "key-character-after-class-also"
 _DECOMPOSED = "some-letters-accents-two-spellings"
 
 
@@ -148,7 +149,10 @@ _DECOMPOSED = "some-letters-accents-two-spellings"
         ("photographs/cats/1.jpg", [_PATH]),
         ("./cats/1.jpg", [_PATH]),
         ("/data/1.jpg", [_PATH]),
-        ("C:\\cats\\1.jpg", []),
+        ("C:\\cats\\1.jpg", [_BACKSLASH]),
+        ("cats\\1.jpg", [_BACKSLASH]),
+        ("train:cats\\1.jpg", [_BACKSLASH]),
+        ("cats/a\\1.jpg", []),
         ('"cats/1.jpg"', [_QUOTED]),
         ("cats/1.jpg,cats", [_QUOTED]),
         ("cats/1.jpg;cats", [_QUOTED]),
@@ -162,7 +166,7 @@ def test_unknown_line_gets_the_advice_for_it(line: str, advice: list[str], tmp_p
     with pytest.raises(UsageError) as refused:
         found.refuse_unknown({line}, "x")
     said = str(refused.value)
-    every = [_BLANK_IN_CLASS, _BLANK_AT_END, _PATH, _QUOTED, _DECOMPOSED]
+    every = [_BLANK_IN_CLASS, _BLANK_AT_END, _PATH, _BACKSLASH, _QUOTED, _DECOMPOSED]
     assert [key for key in every if says(key).search(said)] == advice
 
 

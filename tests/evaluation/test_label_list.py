@@ -121,7 +121,6 @@ def test_published_lists_are_recognised_by_sha256(
         ('{"initial_annots": {"a": {"correct": "x"}}}', exactly("expected a list")),
         ("[1", exactly("Expecting")),
         ("[" * 100_000, re.compile("nested too deeply|values or [0-9,]+ lists")),
-        ("\x00\udcff", exactly("byte 1 is not UTF-8")),
         ("key,class\n" + "\n" * (1 << 21), says("more-lines", 1 << 21)),
         ("key,class\n" + "\r" * (1 << 22), says("more-lines", 1 << 21)),
         ("key,class\n" + "," * (1 << 21), says("more-lines", 1 << 21)),
@@ -136,7 +135,7 @@ def test_malformed_lists_are_refused_without_printing_them(
     tmp_path: Path, content: str, why: re.Pattern[str]
 ) -> None:
     path = tmp_path / "list"
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    path.write_bytes(content.encode())
     with pytest.raises(UsageError, match=f"list: not a label list: .*(?:{why.pattern})"):
         sheet.read(path)
 

@@ -397,9 +397,6 @@ def test_datasets_that_cannot_be_scored_are_refused(tmp_path: Path) -> None:
     odd = write_names(tmp_path / "o", heads, edition="imagenet-o", split="test")
     with pytest.raises(UsageError, match=says("imagenet-o-images-show-none-classes")):
         score(np.zeros((2, 1000)), odd)
-    train = write_names(tmp_path / "t", heads, split="train")
-    with pytest.raises(UsageError, match=says("expected-one-splits", ..., "test, vali")):
-        score(np.zeros((2, 1000)), train)
     with pytest.raises(UsageError, match=r"no dataset\.json"):
         score(np.zeros((2, 1000)), tmp_path)
     with pytest.raises(UsageError, match=says("two-label-lists-same-file")):

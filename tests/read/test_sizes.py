@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, Size, View, make_dataset
 from imagenet_prep.read.receipt import Receipt, parse
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_dataset
@@ -259,6 +260,21 @@ def test_each_repeated_example_has_its_own_crop(scenes: Path) -> None:
 
     # Two random crops of a small image may be equal.
     assert min(len(crops[number]) for number in crops.keys() - {-1}) > 1
+
+
+@pytest.mark.parametrize(
+    ("weights", "shown"),
+    [
+        (np.ones(50), " is a ndarray"),
+        ([1.0] * 50, " is a list"),
+        ("class", "='class'"),
+        (True, " is a bool"),
+    ],
+)
+def test_weights_of_images_are_refused_briefly(colours: Path, weights: Any, shown: str) -> None:
+    """The reader has weights per class; a list of a million numbers is not printed."""
+    with pytest.raises(UsageError, match=says("weights-expected-classes-number-weight", shown)):
+        make_dataset(str(colours), "train", 4, 16, weights=weights)
 
 
 def test_weights_apply_only_to_chosen_examples(colours: Path) -> None:

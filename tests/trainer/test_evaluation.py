@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from imagenet_prep import evaluation
+from imagenet_prep import evaluation, verbs
 from imagenet_prep import train as train_verb
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -27,11 +27,12 @@ from imagenet_prep.trainer import evaluation as trainer_evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.evaluation import Predicted
-from tests.kit import blocks
+from tests.kit import blocks, layouts
 from tests.kit.evaluated import write_names
 from tests.kit.installed import Installed
 from tests.kit.messages import says
 from tests.kit.numpy_learner import NumpyLearner
+from tests.kit.photographs import photograph
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, arguments, flags, make_shades, rows
 
@@ -317,6 +318,19 @@ def test_documented_evaluation_prints_its_table(
 def shape(row: str) -> list[str]:
     """Returns the words of a row of the table, without numbers."""
     return [word for word in row.split() if not re.fullmatch(r"[\d,.]+%?|…|-", word)]
+
+
+def test_all_new_photographs_are_evaluated(tabulate: Train, tmp_path: Path) -> None:
+    """A folder with only class folders becomes the split train."""
+    for number in range(10):
+        layouts.write(tmp_path / f"in/{wnid(number % 4)}/{number}.jpg", photograph(24, 20, number))
+    verbs.prepare(tmp_path / "in", tmp_path / "later")
+    tabulate(tmp_path / "run")
+    tabulate(tmp_path / "run", evaluate=True, also=(str(tmp_path / "later"),))
+    *_, last = rows(tmp_path / "run", "table")
+    assert [(row["set"], row["images"]) for row in last["rows"][1:]] == [
+        (str(tmp_path / "later"), 10)
+    ]
 
 
 def test_also_refuses_datasets_of_different_classes(tabulate: Train, tmp_path: Path) -> None:

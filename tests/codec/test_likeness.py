@@ -132,6 +132,29 @@ def test_other_file_formats_have_nearly_equal_means(kind: str, mode: str) -> Non
     assert apart / likeness.SIXTEENTHS < 4
 
 
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGB", "L"])
+def test_means_are_those_of_the_shown_image(mode: str) -> None:
+    """16-bit samples are scaled to 8 bits, and transparent pixels are shown on white."""
+    grey = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("L")
+    shown = grey
+    stored = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    if mode != "I;16":
+        alpha = Image.linear_gradient("L").resize(grey.size).point(lambda value: value // 128 * 255)
+        shown = Image.composite(grey, Image.new("L", grey.size, 255), alpha)
+        stored = grey.convert(mode)
+        stored.putalpha(alpha)
+
+    means = likeness.means(png(stored))
+
+    assert np.abs(means.astype(int) - likeness.means(png(shown))).max() <= likeness.SIXTEENTHS
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff\xe0 nothing", b"GIF89a"])
 def test_file_that_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(BadImageError):

@@ -124,13 +124,19 @@ def test_text_after_a_truncated_image_leaves_a_doubt(kind: str) -> None:
 
 def test_text_instead_of_end_marker_is_mostly_repaired() -> None:
     found: Counter[str | None] = Counter()
+    with_marker: Counter[str | None] = Counter()
     for seed in range(200):
         image = Image.fromarray(np.roll(mutations.photograph((61, 43)), seed, axis=(0, 1)))
         data = encoded(image, quality=60 + seed % 40)
-        found[judged(data[: -len(EOI)] + TEXT)[0]] += 1
+        open_end = data[: -len(EOI)] + TEXT
+        found[judged(open_end)[0]] += 1
+        # An end marker after the text does not show where the image ends.
+        with_marker[judged(open_end + EOI)[0]] += 1
 
     assert found["no_end_marker"] + found["doubtful_end"] >= 196
     assert found["no_end_marker"] > found["doubtful_end"] > 0
+    assert with_marker["doubtful_end"] == found["doubtful_end"]
+    assert with_marker["surplus_data"] == found["no_end_marker"]
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.sources()))

@@ -22,3 +22,13 @@ def test_signal_ignored_at_the_start_stays_ignored() -> None:
         for number, answer in before.items():
             signal.signal(number, answer)
     assert came == [signal.SIGHUP, signal.SIGUSR1]
+
+
+def test_only_the_first_lost_terminal_is_handled() -> None:
+    """Linux sends SIGHUP twice, and the second one must not end the cleanup after the first."""
+    came: list[int] = []
+    with program.handled(lambda number, _: came.append(number)):
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    assert came == [signal.SIGHUP, signal.SIGTERM, signal.SIGTERM]

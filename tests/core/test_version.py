@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def test_changed_module_changes_the_digest(clone: Path, module: str) -> None:
     (clone / module).write_text("C = 2\n")
 
     assert version.program_digest() != before
+
+
+def test_digest_covers_the_sorted_modules(clone: Path) -> None:
+    """Python iterates over a set of paths in a different order in each process."""
+    for number in range(8):
+        (clone / "imagenet_prep" / f"{number}.py").write_text(f"A = {number}\n")
+    names = ["core/a.py", "pipelines/b.py", *(f"{number}.py" for number in range(8))]
+    lines = []
+    for name in sorted(names):
+        content = (clone / "imagenet_prep" / name).read_bytes()
+        lines.append(f"{name} {hashlib.sha256(content).hexdigest()}\n")
+
+    assert version.program_digest() == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_wheel_and_clone_of_a_commit_share_digests(clone: Path) -> None:

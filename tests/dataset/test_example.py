@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from google.protobuf import wrappers_pb2
 from hypothesis import example as instance
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,25 @@ def float_list(*values: float) -> bytes:
 def test_helpers_agree_with_the_encoder() -> None:
     # encode() sorts by key as protobuf's deterministic serialization does.
     assert message(dict(sorted(parts(BOXED).items()))) == example.encode(BOXED)
+
+
+@pytest.mark.parametrize("bits", [7, 14, 21, 28, 35, 63])
+def test_varints_are_protobufs(bits: int) -> None:
+    """Each 7 bits more take one more byte."""
+    for value in range((1 << bits) - 3, (1 << bits) + 3):
+        number = wrappers_pb2.UInt64Value(value=value)
+        assert b"\x08" + protobuf.varint(value) == number.SerializeToString()
+
+
+@pytest.mark.parametrize("bits", [7, 14, 21])
+def test_images_of_any_size_are_written_as_protobuf(bits: int) -> None:
+    """The lengths of the image, its list, its feature, entry and example differ by a few bytes."""
+    for size in range(max(0, (1 << bits) - 300), (1 << bits) + 1, 1 if bits < 21 else 3):
+        image = SOUND._replace(encoded=bytes(size))
+        payload = example.encode(image)
+        assert example.decode(payload) == image
+        data = protobuf.feature_entries(protobuf.parse(payload))
+        assert payload == protobuf.FIELD_1 + varint(len(data)) + data
 
 
 @given(image_examples)

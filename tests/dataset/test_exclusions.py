@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_kept_copies_change_the_digest(tmp_path: Path) -> None:
     of_keys = parse_list("list", b"train:cat/1.jpg\n").sha256
     files = {"a" * 64: [9, "train:cat/1.jpg", ""]}
     assert found[0].sha256 == strict_json.digest([of_keys, files])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [*itertools.product([(), ("train",), ("validation",), ("train", "validation")], repeat=2)],
+)
+def test_kept_splits_are_those_of_every_line(
+    first: tuple[str, ...], second: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In all other splits, an image with these bytes is excluded under any name."""
+    lines = [
+        replace(LINE, key=key, kept_in=kept)
+        for key, kept in (("cat/1.jpg", first), ("cat/3.jpg", second))
+    ]
+    found = read_exclusions(listed(tmp_path / "list", *lines))
+    assert found.files["a" * 64].kept_in == {*first} & {*second}
 
 
 def test_list_of_keys_has_no_bytes(tmp_path: Path) -> None:

@@ -134,6 +134,11 @@ def test_each_rank_has_its_own_dropout_masks(pytorch: Path) -> None:
     assert len(set(losses)) == 3
 
 
+def test_ranks_restarted_by_torchrun_wait_again(pytorch: Path) -> None:
+    found = json.loads(ended(pytorch, PROGRAMS / "restarted.py", **ONE))
+    assert found == [2, "no rank 1 within 1 s"]
+
+
 @pytest.mark.parametrize(
     "words",
     [SHALLOW, *(pytest.param(words, marks=LONG) for words in DEEP)],

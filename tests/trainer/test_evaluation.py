@@ -68,6 +68,31 @@ def test_holdout_is_watched_and_validation_is_evaluated_last(
     assert feed.splits(there, "set") == (watched, last)
 
 
+@pytest.mark.parametrize("available", [("train", "validation"), ("train", "holdout", "validation")])
+@pytest.mark.parametrize("settings", [{}, {"no_evaluation": True}, {"also": ("/v2", "/sketch")}])
+def test_all_readers_of_a_run_are_closed(
+    available: tuple[str, ...], settings: dict[str, Any]
+) -> None:
+    opened: dict[str, int] = {}
+
+    def open_reader(name: str, *_: Any) -> Any:
+        assert name not in opened
+        opened[name] = 0
+
+        class Opened:
+            splits = available
+
+            def close(self) -> None:
+                opened[name] += 1
+
+        return Opened()
+
+    feed.Inputs(TrainConfig(data_dir="/set", **settings), World(), open_reader).close()
+
+    evaluated = () if "no_evaluation" in settings else available[1:]
+    assert opened == dict.fromkeys(["train", *evaluated, *settings.get("also", ())], 1)
+
+
 def test_a_dataset_without_evaluation_splits_is_refused(
     train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

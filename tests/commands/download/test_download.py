@@ -243,6 +243,29 @@ def test_impossible_settings_are_usage_errors(
 
 
 @pytest.mark.parametrize(
+    ("timeout", "retries", "problem"),
+    [
+        ("1", "0", says("no-data-arrived-time")),
+        ("1", "1", says("no-data-arrived-time")),
+        ("60", "0", says("connection-cut")),
+    ],
+)
+def test_silent_server_is_given_up(
+    tmp_path: Path, timeout: str, retries: str, problem: re.Pattern[str]
+) -> None:
+    """This server sends half of each answer, and closes the connection after 3 seconds."""
+    flags = ["--allow-other", "--what", "devkit", "--timeout", timeout, "--retries", retries]
+    with serve(FILES, plan=lambda *_: "stall", stall_s=3.0) as server:
+        result = command.run("download", *arguments(tmp_path, server.url, *flags))
+
+    attempts = 1 + int(retries)
+    assert result.code == 4, result
+    assert says("given-up-after", f"{attempts} failed attempt").search(result.err)
+    assert problem.search(result.err)
+    assert len(server.requests) == attempts
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         ["--imagenet_username=ann", "--imagenet_access_key=sesame"],

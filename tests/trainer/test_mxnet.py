@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -50,7 +53,8 @@ def run(python: Path, *words: str | Path, code: int = 0, program: Any = PROGRAM)
 
 
 # Prints the moves of a step with overflowing gradients and of one without, whether a masked image
-# changes the loss, and whether DLPack images are shared. Then it trains.
+# changes the loss, whether DLPack images are shared, and whether the total loss follows its
+# definition. Then it trains.
 OVERFLOW = """\
 import dataclasses, sys, numpy as np
 from imagenet_prep.core import program
@@ -83,6 +87,15 @@ class Decoded:
 taken = learner._array(Decoded())
 images[:] = 7
 print(bool((taken == 7).asnumpy().all()))
+learner = MxnetLearner(asked)
+learner.build(plan, jit=False)
+shapes = learner.shapes(only_model=True)
+learner.assign([np.full(shape, 0.01 if len(shape) > 1 else 1.0) for shape in shapes])
+squares = sum(0.01**2 * np.prod(shape) for shape in shapes if len(shape) > 1)
+batch |= {"class_index": np.arange(2), "mask": np.ones(2)}
+found, _ = learner.step(1, learner.hold(batch), 0.1, asks=False)
+loss, total, _ = map(float, found.asnumpy())
+print(abs(total - loss - plan.weight_decay / 2 * squares) < 1e-6 * total)
 program.main("imagenet_prep.train", sys.argv[1:])
 """
 
@@ -229,6 +242,11 @@ def test_a_step_whose_gradients_overflow_is_skipped(runs: Path) -> None:
 @mxnet
 def test_dlpack_images_are_not_copied(runs: Path) -> None:
     assert (runs / "overflow").read_text().split()[3] == "True"
+
+
+@mxnet
+def test_total_loss_adds_the_decay_of_kernels(runs: Path) -> None:
+    assert (runs / "overflow").read_text().split()[4] == "True"
 
 
 @mxnet
@@ -386,6 +404,67 @@ def test_servers_receive_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch
     servers.close()
 
     assert set(store.called) == {"init", "push", "pull"}
+
+
+class Held(np.ndarray):
+    """Replaces MXNet's array."""
+
+    def asnumpy(self) -> Any:
+        return np.array(self)
+
+
+class Threads(mxnet_comm._MxnetGroup):
+    """One of four ranks on two hosts, which are threads that add their arrays."""
+
+    _nd = SimpleNamespace(
+        array=lambda values, dtype="float32": np.array(values, dtype).view(Held),
+        waitall=lambda: None,
+    )
+
+    def __init__(self, rank: int, room: dict[int, Any], barrier: threading.Barrier) -> None:
+        self.world = World(rank, 4, rank % 2, 2)
+        self._room = room
+        self._barrier = barrier
+
+    def add_up(self, arrays: Sequence[Any], name: str) -> None:
+        self._barrier.wait()
+        self._room[self.world.rank] = name, [np.array(array) for array in arrays]
+        self._barrier.wait()
+        assert {sent for sent, _ in self._room.values()} == {name}
+        for place, array in enumerate(arrays):
+            array[:] = sum(sent[place] for _, sent in self._room.values())
+
+
+def test_sums_make_all_operations_of_ranks() -> None:
+    room: dict[int, Any] = {}
+    barrier = threading.Barrier(4, timeout=PATIENCE_S)
+
+    def operate(rank: int) -> list[Any]:
+        comm = Threads(rank, room, barrier)
+        mean = np.array([rank, 8.0])
+        comm.average([mean])
+        first = np.array([[rank, 7.0]])
+        comm.broadcast([first], "weight")
+        return [
+            comm.totals([1, rank, 5]),
+            comm.gather(np.array([rank, 10 * rank]), "row").tolist(),
+            comm.from_first("bytes", np.arange(5000, dtype=np.int32) % 251 + rank).tolist(),
+            comm.broadcast_object({"rank": rank}),
+            mean.tolist(),
+            first.tolist(),
+        ]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(operate, range(4))]
+    expected = [
+        [4, 6, 20],
+        [[rank, 10 * rank] for rank in range(4)],
+        (np.arange(5000) % 251).tolist(),
+        {"rank": 0},
+        [1.5, 8],
+        [[0, 7]],
+    ]
+    assert found == [expected] * 4
 
 
 @mxnet

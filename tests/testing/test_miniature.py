@@ -111,6 +111,15 @@ def test_unusual_files_have_their_stated_properties(mini: Miniature) -> None:
     assert opened("large").width > 3 * SMALL[0]
 
 
+def test_images_differ_in_bytes_and_shape(mini: Miniature) -> None:
+    assert len({image.sha256 for image in mini.images}) == len(mini.images)
+    plain = [image for image in mini.images if image.kind == "plain"]
+    landscape = [image for image in plain if (image.width, image.height) == SMALL]
+    portrait = [image for image in plain if (image.height, image.width) == SMALL]
+    # Half of the images have the most frequent size, and a seventh has it in portrait.
+    assert len(plain) > len(landscape) > len(portrait) > 2
+
+
 @pytest.mark.parametrize("num_classes", [2, 7, 10])
 def test_every_class_keeps_an_image_in_each_split(tmp_path: Path, num_classes: int) -> None:
     mini = make_miniature(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import math
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_prep.dataset import schema
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.shards.difference import differences, splits_that_differ
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -119,6 +121,21 @@ def test_damaged_dataset_is_reported(small: Demo, tmp_path: Path) -> None:
 
     assert result.code == 0, result
     assert "other is damaged" in out.read_text("utf-8")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_problems_belong_to_their_dataset(small: Demo, tmp_path: Path, place: int) -> None:
+    damaged = shutil.copytree(small.out, tmp_path / "damaged")
+    (damaged / schema.TFDS_FEATURES).unlink()
+    sides = [small.out, small.out]
+    sides[place] = damaged
+    out = tmp_path / "page.html"
+    result = command.run("report", "--compare", *sides, "--out", out)
+
+    assert result.code == 0, result
+    page = out.read_text("utf-8")
+    assert page.count(" is damaged: ") == page.count("damaged is damaged: 1 problem") == 1
+    assert schema.TFDS_FEATURES in page
 
 
 def test_psnr_follows_its_definition() -> None:

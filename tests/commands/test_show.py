@@ -357,6 +357,26 @@ def test_tables_are_read_once_for_many_keys(
     assert sorted(read) == sorted({*read})
 
 
+def test_names_with_quotes_and_commas_are_found(tmp_path: Path) -> None:
+    """Tables are CSV, in which such names are quoted."""
+    names = ['"', 'a "quoted" name', 'comma, and "quote"', "'single'", "ü", "plain"]
+    for seed, name in enumerate(names):
+        layouts.write(tmp_path / f"in/cats/{name}.jpg", photograph(20, 30, seed))
+    words = "--source", tmp_path / "in", "--out", tmp_path / "set"
+    assert command.run("prepare", *words).code == 0
+    there = catalogue.Catalogue(open_dataset(str(tmp_path / "set")), ("train",))
+    every = {entry.key: [entry] for entry in there.entries()}
+    assert every.keys() == {f"cats/{name}.jpg" for name in names}
+
+    assert there.find(every) == every
+    for key, entries in every.items():
+        below = key.removeprefix("cats/")
+        # Few keys are first searched in the bytes of a table.
+        assert there.find([key]) == {key: entries}
+        assert there.find([below]) == {below: entries}
+        assert there.like(key.upper()) == key
+
+
 def test_image_file_is_found_by_either_hash(reference: Reference, tmp_path: Path) -> None:
     image = records(reference.out / NAME)[4]
     stored = tmp_path / "stored.jpg"

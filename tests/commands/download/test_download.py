@@ -49,6 +49,17 @@ def test_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".work/fetch-*"))
 
 
+@pytest.mark.parametrize("connections", [1, 2])
+def test_connections_to_the_server_are_limited(tmp_path: Path, connections: int) -> None:
+    flags = ["--allow-other", "--what", "train", "--connections", str(connections)]
+    with serve(FILES) as server:
+        result = command.run("download", *arguments(tmp_path, server.url, *flags))
+
+    assert result.code == 0, result
+    assert len(server.reads(f"/{TRAIN}")) == 9
+    assert server.connections <= 1 + connections  # the first one reads the size
+
+
 @pytest.mark.parametrize("planted", [".work", f".work/{TRAIN}.partial", ".work/lock"])
 def test_planted_link_is_never_written_through(tmp_path: Path, planted: str) -> None:
     home = tmp_path / "home"

@@ -47,6 +47,15 @@ def test_packed_branch_gives_its_commit(clone: Path) -> None:
     assert version.version().endswith("+g012345678")
 
 
+def test_commit_after_packing_is_newer(clone: Path) -> None:
+    """`git commit` writes a file for the branch, and leaves the packed line."""
+    (clone / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (clone / ".git" / "packed-refs").write_text(f"{COMMIT[::-1]} refs/heads/main\n")
+    (clone / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n")
+
+    assert version.version().endswith("+g012345678")
+
+
 def test_detached_head_is_a_commit(clone: Path) -> None:
     (clone / ".git" / "HEAD").write_text(f"{COMMIT}\n")
 

@@ -93,6 +93,20 @@ def test_all_readers_of_a_run_are_closed(
     assert opened == dict.fromkeys(["train", *evaluated, *settings.get("also", ())], 1)
 
 
+@pytest.mark.parametrize(("batch_size", "ranks"), [(256, 1), (100, 4), (640_583, 2), (640_584, 2)])
+def test_synthetic_ranks_share_the_steps_of_imagenet(batch_size: int, ranks: int) -> None:
+    """The ranks alternate between two hosts, so several have the same local rank."""
+    images = set()
+    for rank in range(ranks):
+        world = World(rank, ranks, rank // 2, max(1, ranks // 2))
+        noise = feed.Noise(min(batch_size, 4), 1, world)
+        (batch, *_) = noise
+        images.add(batch["images"].tobytes())
+        assert sum(1 for _ in feed.Noise(batch_size, 1, world)) == 1_281_167 // (batch_size * ranks)
+
+    assert len(images) == ranks
+
+
 def test_a_dataset_without_evaluation_splits_is_refused(
     train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

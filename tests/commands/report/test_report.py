@@ -20,7 +20,7 @@ from PIL import Image
 from imagenet_prep import report, verify
 from imagenet_prep import report as report_verb
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset import predictions, schema
 from imagenet_prep.dataset.member import OF_INPUT
 from imagenet_prep.reporting import facts, render, sample
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -112,6 +112,20 @@ def test_page_shows_mistakes_if_predictions_are_given(
     ]
     assert "<dt>Top-1</dt><dd>33.3%<small>of 3 predictions</small>" in page
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("place", ["class_index", "top1"])
+def test_predictions_of_more_classes_are_refused(small: Demo, tmp_path: Path, place: str) -> None:
+    count = len((small.out / schema.LABELS).read_text().splitlines())
+    said = tmp_path / "said.csv"
+    values = {"key": "a/1.JPEG", "class_index": "0", "top1": "0", "p1": "1"}
+    for number, code in ((count - 1, 0), (count, 3)):
+        row = [(values | {place: f"{number}"}).get(name, "") for name in predictions.HEADER]
+        said.write_text(f"{','.join(predictions.HEADER)}\n{','.join(row)}\n")
+        out = tmp_path / f"{number}.html"
+        result = command.run("report", small.out, "--predictions", said, "--out", out)
+        assert (result.code, out.exists()) == (code, code == 0), result
+    assert says("class-index-not-one-classes").search(result.err)
 
 
 def test_page_of_photographs_uses_their_words(tmp_path: Path, written: Report) -> None:

@@ -258,5 +258,18 @@ def test_large_texts_of_a_png_are_removed() -> None:
         assert np.array_equal(opening.pixels(image), mutations.photograph())
 
 
+@pytest.mark.parametrize("size", [(1 << 20, 2), ((1 << 20) + 1, 2), (3, (1 << 20) + 1)])
+def test_images_of_any_shape_are_converted_in_bands(size: tuple[int, int]) -> None:
+    """A band has at most a million pixels, or one row."""
+    width, height = size
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[-1, -1] = (1, 2, 3)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+
+    with opening.opened(buffer.getvalue()) as image:
+        assert np.array_equal(opening.pixels(image), pixels)
+
+
 def test_an_avif_is_decoded_by_one_thread() -> None:
     assert AvifImagePlugin.DEFAULT_MAX_THREADS == 1

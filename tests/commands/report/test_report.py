@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import html
@@ -489,6 +490,29 @@ def test_page_of_720_noisy_classes_is_small(tmp_path: Path, written: Report) -> 
     assert 600 < shown < 720
     assert f"{shown} stored images of {shown} of 720 classes" in page
     assert 2_500_000 < len(page.encode()) < 5_000_000
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("user", "owner", "is_refused"),
+    [
+        (0, 0, False),
+        (1000, 1000, False),
+        (1000, 0, False),  # an administrator has prepared the dataset
+        (1000, 1001, True),
+        (0, 1001, True),
+    ],
+)
+def test_folders_of_the_user_and_root_are_trusted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, owner: int, is_refused: bool
+) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to give a folder away")
+    os.chown(tmp_path, owner, owner)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    expected = pytest.raises(UsageError) if is_refused else contextlib.nullcontext()
+    with expected:
+        report._refuse_folder_of_others(tmp_path)
 
 
 @pytest.mark.root

@@ -134,6 +134,13 @@ def test_each_rank_has_its_own_dropout_masks(pytorch: Path) -> None:
     assert len(set(losses)) == 3
 
 
+def test_all_ranks_get_equal_results(pytorch: Path) -> None:
+    replaced = [[[1.5, 8]], 1.5, [[0], [7]], 0]
+    rows_of_ranks = [[rank, 10 * rank] for rank in range(4)]
+    expected = [[4, 6, 20], True, 8, replaced, rows_of_ranks, {"rank": 0}]
+    assert json.loads(ended(pytorch, PROGRAMS / "rank_sums.py", **ONE)) == [expected] * 4
+
+
 def test_ranks_restarted_by_torchrun_wait_again(pytorch: Path) -> None:
     connected, problem = json.loads(ended(pytorch, PROGRAMS / "restarted.py", **ONE))
     assert connected == 2

@@ -37,6 +37,7 @@ from tests.kit.layouts import write
 from tests.kit.messages import says, wording
 from tests.kit.pages import labels
 from tests.kit.photographs import photograph
+from tests.kit.system import System
 
 Report = Callable[..., str]
 
@@ -504,12 +505,12 @@ def test_page_of_720_noisy_classes_is_small(tmp_path: Path, written: Report) -> 
     ],
 )
 def test_folders_of_the_user_and_root_are_trusted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, user: int, owner: int, is_refused: bool
+    system: System, tmp_path: Path, user: int, owner: int, is_refused: bool
 ) -> None:
     if os.geteuid():
         pytest.skip("needs root, to give a folder away")
     os.chown(tmp_path, owner, owner)
-    monkeypatch.setattr(os, "geteuid", lambda: user)
+    system.instead("geteuid", lambda _: user)
     expected = pytest.raises(UsageError) if is_refused else contextlib.nullcontext()
     with expected:
         report._refuse_folder_of_others(tmp_path)

@@ -52,15 +52,15 @@ def not_utf_8(path: object, start: bytes | bytearray, at: int) -> str:
 
     `start` is the start of the file, and `at` the position of the first invalid byte.
     """
-    convert = f"iconv -f {{}} -t UTF-8 {shlex.quote(str(path))} > NEW"
+    convert = f"-t UTF-8 {shlex.quote(str(path))} > NEW"
     if start.startswith(UTF_16):
         return (
             f"{path}: is UTF-16, as Excel and PowerShell save Unicode text. Save it as UTF-8 (in "
-            f"Excel: CSV UTF-8), or run: {convert.format('UTF-16')}"
+            f"Excel: CSV UTF-8), or run: iconv -f UTF-16 {convert}"
         )
     return (
         f"{path}: is not UTF-8 text (byte {at:,}). Save it as UTF-8 (in Excel: CSV UTF-8). For a "
-        f"file from Windows, run: {convert.format('CP1252')}"
+        f"file from Windows, run: iconv -f CP1252 {convert}"
     )
 
 

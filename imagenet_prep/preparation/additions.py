@@ -178,10 +178,11 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     try:
         return _read_class_folders(where, classes, splits)
     except UsageError as error:
-        tables = [table.path.name for table in image_table.locate(Path(where).expanduser())]
-        if tables:
+        tables = image_table.locate(Path(where).expanduser())
+        names = [table.path.name for table in tables if image_table.is_readable(table)]
+        if names:
             raise UsageError(
-                f"{error} The table of labels {some(tables)} is not read: copy the new images to "
+                f"{error} The table of labels {some(names)} is not read: copy the new images to "
                 "DIR/CLASS/ in a new folder DIR, and add DIR."
             ) from None
         raise

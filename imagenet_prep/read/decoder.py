@@ -67,8 +67,8 @@ def decode(
     data = bytes(encoded)
     if not data:
         raise UsageError(
-            "there is no image: padding and skipped records of a batch have zero bytes. Leave out "
-            "the examples whose mask is False."
+            "there is no image: padding and skipped records of a batch have zero bytes. Exclude "
+            "examples with the mask False."
         )
     try:
         return _decoded(data, window, size, filter, antialias, mirrored)

@@ -115,15 +115,8 @@ class Where:
         would be different from it.
         """
         for node in ast.walk(self._tree):
-            if not isinstance(node, ast.Compare) or any(
-                isinstance(operation, _ORDERS) for operation in node.ops
-            ):
-                continue
-            sides = [node.left, *node.comparators]
-            if not any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides):
-                continue
-            for side in sides:
-                for part in side.elts if isinstance(side, (ast.Tuple, ast.List)) else [side]:
+            if isinstance(node, ast.Compare) and _compares_classes(node):
+                for part in ast.walk(node):
                     if isinstance(part, ast.Constant) and isinstance(part.value, str):
                         part.value = self._wnid(part.value, classes)
 
@@ -228,6 +221,13 @@ def _parsed(text: str) -> ast.expr:
     if not isinstance(tree, ast.List) or len(tree.elts) != 1:
         raise SyntaxError("expected one condition")
     return tree.elts[0]
+
+
+def _compares_classes(node: ast.Compare) -> bool:
+    """Returns whether one side is `class`, and the comparison is not one of the order."""
+    sides = (node.left, *node.comparators)
+    has_class = any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides)
+    return has_class and not any(isinstance(operation, _ORDERS) for operation in node.ops)
 
 
 def _is_condition(node: ast.expr) -> bool:

@@ -40,7 +40,7 @@ def test_advised_command_makes_the_file_readable(
     read, text = READERS[kind]
     (tmp_path / "utf-8").write_text(text, encoding="utf-8-sig")
     expected = read(tmp_path / "utf-8")
-    path = tmp_path / "my list.csv"
+    path = tmp_path / "my {list}.csv"
     path.write_bytes(text.encode(encoding))
 
     with pytest.raises(ImagenetPrepError) as refused:

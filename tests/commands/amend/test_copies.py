@@ -94,7 +94,7 @@ def test_kept_copies_stay_in_every_later_step(
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_list_of_an_older_version_keeps_the_copies(tmp_path: Path, is_whole: bool) -> None:
-    """Its lines do not tell the kept copies, but the tables beside it do, if there are any."""
+    """Its lines do not tell the kept copies, but the tables of its dataset do."""
     for name in ("a", "copy", "b"):
         layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photo(int(name == "b")))
     verbs.prepare(tmp_path / "in", tmp_path / "0")

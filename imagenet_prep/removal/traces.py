@@ -386,15 +386,26 @@ class TraceSearch:
             )
         action = {
             DATASET: f"made again without it: {self.out}. Then {delete}",
-            REPLICA: f"{self._replicate(where)}; or {delete}",
+            REPLICA: f"{self._replicate(where, holder.digest)}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
             VERSION: f"run imagenet-prep forget on it; then {delete}",
             OTHER: f"run imagenet-prep forget on it; then {delete}",
         }[holder.kind]
         return Trace(where, holder.kind, content, action)
 
-    def _replicate(self, to: str) -> str:
+    def _replicate(self, to: str, digest: str) -> str:
+        """Returns how to replace a replica of the dataset with this digest."""
+        successor = self._successor(digest)
+        if successor != self.out:
+            return f"replace it by {successor}: replicate --replace"
         return shlex.join(["imagenet-prep", "replicate", self.out, "--to", to, "--replace"])
+
+    def _successor(self, digest: str) -> str:
+        """Returns the version without the images that replaces the one with this digest."""
+        if digest in {self.dataset.manifest.digest, *self._ancestors}:
+            return self.out
+        place = next(holder.dataset.where for holder in self.holders if holder.digest == digest)
+        return f"the new version of {place}"
 
     def _missing_parents(self) -> Iterator[Trace]:
         for digest in sorted(self._ancestors - self._seen):
@@ -414,7 +425,7 @@ class TraceSearch:
                 to = where
                 if not is_remote(where) and not where.startswith("/"):
                     to = f"hosts:HOSTSFILE:{where.partition(':')[2]}"
-                action = f"{self._replicate(to)}; or delete it"
+                action = f"{self._replicate(to, note.digest)}; or delete it"
                 yield Trace(where, REPLICA, content, action)
 
     def _in_folder(self, folder: _Folder) -> Iterator[Trace]:
@@ -485,18 +496,22 @@ class TraceSearch:
         delete = f"delete {folder.where}"
         if called:
             delete += f"/{called}*"
-        action = f"export {self.out} to a new folder; then {delete}"
+        action = f"export {self._successor(note.dataset)} to a new folder; then {delete}"
         yield Trace(folder.where, EXPORT, what, action)
 
     def _of_page(self, folder: _Folder, name: str) -> Iterator[Trace]:
         text = _text(folder, name)
         shown: list[TracedImage] = []
+        successors: list[str] = []
         for digest, images in self._images_of.items():
-            if digest[:16] in text:
-                shown += (image for image in images if _is_shown(image, text))
+            there = [image for image in images if digest[:16] in text and _is_shown(image, text)]
+            if there:
+                shown += there
+                successors.append(self._successor(digest))
         if shown:
             where = folder.store.where(name)
-            action = f"delete {where}; make it again from {self.out}"
+            made_from = " and ".join(dict.fromkeys(successors))
+            action = f"delete {where}; make it again from {made_from}"
             yield Trace(where, PAGE, f"shows {self._named(shown)}", action)
 
     def _of_list(self, folder: _Folder, name: str) -> Iterator[Trace]:
@@ -559,7 +574,7 @@ class TraceSearch:
         unseen = [checkpoint.name(step) for step in steps if step <= first]
         content = f"used {self._named(named)}, first in step {first:,}"
         content += f"; seen by {some(seen)}" if seen else "; no checkpoint has seen it"
-        action = f"train again on {self.out}"
+        action = f"train again on {self._successor(holder.digest)}"
         if unseen:
             action += f", or from {unseen[-1]}, which has not seen it"
         action += f"; delete {some(seen)} and the models exported from them" if seen else ""

@@ -316,6 +316,33 @@ def test_pages_need_digest_and_image(dataset: Path, tmp_path: Path, searched: Se
     assert found == {"page": [str(tmp_path / f"pages/{name}.html") for name in ("key", "record")]}
 
 
+def test_places_of_other_datasets_need_their_own_version(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    """The new version of the dataset does not replace them."""
+    small = tmp_path / "a set"
+    done("resize", "-i", dataset, "-o", small, "-r", "20")
+    done("export", small, tmp_path / "export", "--to", "webdataset")
+    done("report", small, "--out", tmp_path / "small.html")
+    with open(small / ".work/replicas.jsonl", "a") as file:
+        digest = json.loads((small / "dataset.json").read_text())["digest"]
+        note = {"where": "host:/data/set", "digest": digest, "when": "2026-01-01 00:00 UTC"}
+        file.write(f"{json.dumps(note)}\n")
+
+    found = searched(tmp_path)
+
+    assert {each.kind for each in found.found} == {
+        traces.DATASET,
+        traces.OTHER,
+        traces.EXPORT,
+        traces.PAGE,
+        traces.REPLICA,
+    }
+    for kind in (traces.EXPORT, traces.PAGE, traces.REPLICA):
+        assert f"the new version of {small}" in trace(found, kind).action
+        assert "NEW" not in trace(found, kind).action
+
+
 def test_keys_are_found_as_pages_escape_them(tmp_path: Path) -> None:
     key = "cat/salt & pepper.jpg"
     write(tmp_path / "photos" / key, image(2))

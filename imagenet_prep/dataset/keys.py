@@ -367,6 +367,7 @@ class Lookup:
         last = max(listed.keys.values(), default=0)
         self._found = {split: bytearray(last + 1) for split in self.named}
         self.recognised: set[str] = set()  # lines whose images were found by their bytes
+        self._by_bytes: list[str] = []  # images that only their bytes name
 
     @property
     def num_images(self) -> int:
@@ -389,11 +390,24 @@ class Lookup:
             found[number] = 1
         return numbers if split in self._chosen else [0] * len(keys)
 
+    def recognise(self, split: str, key: str, file: ListedFile) -> None:
+        """Records that `file` of the list names an image of a split by its bytes."""
+        self.recognised.add(file.line)
+        if key not in self.named[split] and not file.salt:
+            self._by_bytes.append(with_split(split, key))
+
     def check(self, where: str) -> None:
         """Raises UsageError if a line names no image, or images of several chosen splits.
 
-        `where` describes the images that were looked up.
+        `where` describes the images that were looked up. Prints the images that only their bytes
+        name: in a list of an earlier version, they may be copies that its dataset has kept.
         """
+        if self._by_bytes:
+            images = counted(len(self._by_bytes), "image")
+            say(
+                f"{self.listed.path}: {images} excluded under a different key than in the list, "
+                f"with the bytes of a listed image: {some(sorted(self._by_bytes))}"
+            )
         by_split = self.listed.by_split
         in_any = self._num_found(self.named)
         in_chosen = self._num_found(self._chosen)

@@ -153,7 +153,8 @@ class EvaluatedSet:
     def __init__(self, name: str) -> None:
         self.name = name
         dataset, split = opened(name)
-        self.manifest, wnids = dataset.manifest, dataset.classes.wnids
+        self.manifest = dataset.manifest
+        self.wnids = wnids = dataset.classes.wnids
         self.num_classes = len(wnids)
         # If the name of a class is a number, the number means this class, not a class index.
         self._index = {str(number): number for number in range(len(wnids))}
@@ -269,7 +270,10 @@ class Sheet:
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
         if len({dataset.manifest.classes.digest for dataset in self.sets.values()}) > 1:
-            raise UsageError(f"{', '.join(sets)}: their class lists differ. Score them separately.")
+            raise UsageError(
+                f"{', '.join(sets)}: their class lists differ: {self._odd_classes()}. Score them "
+                "separately. A new test set needs at least one photograph in each class folder."
+            )
         lists = {listed.name: listed for listed in map(read, labels)}
         if len(lists) < len(labels):
             raise UsageError("two label lists have the same file name. Rename one of them.")
@@ -295,6 +299,17 @@ class Sheet:
         self._rows: list[Row] = []
         self._corruptions: dict[str, Json] = {}
         self._notes: list[str] = []
+
+    def _odd_classes(self) -> str:
+        """Returns, in words, the classes that are not in all class lists."""
+        listed = {name: {*evaluated.wnids} for name, evaluated in self.sets.items()}
+        common = set.intersection(*listed.values())
+        found: list[str] = []
+        for name, wnids in listed.items():
+            odd = sorted(wnids - common)
+            if odd:
+                found.append(f"not all have {some(odd)} of {name}")
+        return "; ".join(found) or "their order"
 
     def enter(
         self,

@@ -225,7 +225,7 @@ def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, dict[str, st
             file = listed.find(origin, sample.key, sample.source_sha256, sample.sha256)
             if file is not None:
                 found.setdefault(name, {})[sample.key] = file.salt
-                exclude.recognised.add(file.line)
+                exclude.recognise(name, sample.key, file)
     return found
 
 

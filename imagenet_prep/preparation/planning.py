@@ -379,7 +379,7 @@ class Planner:
         for row, member, file in self._recognised(exclusions.listed, split, lists, is_stored):
             is_stored[row] = False
             excluded.append(member.key)
-            exclusions.recognised.add(file.line)
+            exclusions.recognise(split, member.key, file)
         exclusions.lines(split, excluded)
 
     def _recognised(

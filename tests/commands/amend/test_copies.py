@@ -93,7 +93,9 @@ def test_kept_copies_stay_in_every_later_step(
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_list_of_an_older_version_keeps_the_copies(tmp_path: Path, is_whole: bool) -> None:
+def test_list_of_an_older_version_keeps_the_copies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_whole: bool
+) -> None:
     """Its lines do not tell the kept copies, but the tables of its dataset do."""
     for name in ("a", "copy", "b"):
         layouts.write(tmp_path / "in/cat" / f"{name}.jpg", photo(int(name == "b")))
@@ -114,6 +116,9 @@ def test_list_of_an_older_version_keeps_the_copies(tmp_path: Path, is_whole: boo
     kept = {"cat/b.jpg", *["cat/a.jpg"] * is_whole}
     for name in ("prepared", "amended", "resized"):
         assert keys(tmp_path / name)["train"] == kept, name
+    # Of a list without its dataset, each command names the images that no line names.
+    named = says("excluded-under-different-key-list", listed, "1 image", "train:cat/a.jpg")
+    assert len(named.findall(capsys.readouterr().err)) == (0 if is_whole else 3)
 
 
 @pytest.mark.parametrize("most", [1, 1 << 20])

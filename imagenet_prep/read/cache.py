@@ -38,7 +38,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.core.terminal import printable
+from imagenet_prep.core.terminal import human_bytes, printable
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import DatasetFile, Shard
 from imagenet_prep.storage import local_file
@@ -335,9 +335,9 @@ class NodeCache:
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
             raise UsageError(
-                f"the cache is limited to {self._limit / 1e9:,.1f} GB, but reading one window of "
-                f"shards while fetching the next takes {most / 1e9:,.1f} GB. Increase cache_gb, "
-                "or choose a smaller shuffle_window."
+                f"the cache is limited to {human_bytes(self._limit)}, but reading one window of "
+                f"shards while fetching the next takes {human_bytes(most)}. Increase cache_gb, or "
+                "choose a smaller shuffle_window."
             )
         self._copy.ended.clear()
         with self._lock:

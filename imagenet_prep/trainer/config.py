@@ -395,8 +395,9 @@ class TrainConfig(Settings):
     evaluate: bool = switch(help="evaluate the last checkpoint and exit", aliases=("--eval",))
     predictions: str | None = optional(
         place=AddressKind.RUN,
-        help="with --evaluate, write the top-5 predictions for each image to this file; "
-        "columns: key,class_index,top1,p1,...,top5,p5; `report --predictions` reads it",
+        help="with --evaluate, write the top-5 predictions for each image of the dataset (not of "
+        "--also) to this file; columns: key,class_index,top1,p1,...,top5,p5; `report "
+        "--predictions` reads it",
         metavar="FILE.csv",
     )
     labels: tuple[str, ...] = flag(

@@ -374,7 +374,9 @@ def test_all_new_photographs_are_evaluated(tabulate: Train, tmp_path: Path) -> N
 
 def test_also_refuses_datasets_of_different_classes(tabulate: Train, tmp_path: Path) -> None:
     other = write_names(tmp_path / "other", [("a/1", 0), ("a/2", 1)], num_classes=5)
-    with pytest.raises(UsageError, match=says("their-class-lists-differ-score", ..., "not all have n")):
+    with pytest.raises(
+        UsageError, match=says("their-class-lists-differ-score", ..., "not all have n")
+    ):
         tabulate(tmp_path / "run", also=(str(other),))
     assert not (tmp_path / "run").exists()
 

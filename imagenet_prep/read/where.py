@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -115,10 +116,20 @@ class Where:
         would be different from it.
         """
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Compare) and _compares_classes(node):
-                for part in ast.walk(node):
-                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        part.value = self._wnid(part.value, classes)
+            if isinstance(node, ast.Compare):
+                sides = itertools.pairwise([node.left, *node.comparators])
+                for operation, pair in zip(node.ops, sides, strict=True):
+                    # In an order such as class < 'n02', the string need not be a class.
+                    if not isinstance(operation, _ORDERS):
+                        self._resolve(pair, classes)
+
+    def _resolve(self, sides: tuple[ast.expr, ast.expr], classes: ClassList) -> None:
+        """Replaces the strings of one comparison if its other side is `class`."""
+        if not any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides):
+            return
+        for part in itertools.chain.from_iterable(map(ast.walk, sides)):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                part.value = self._wnid(part.value, classes)
 
     def _wnid(self, name: str, classes: ClassList) -> str:
         try:
@@ -221,13 +232,6 @@ def _parsed(text: str) -> ast.expr:
     if not isinstance(tree, ast.List) or len(tree.elts) != 1:
         raise SyntaxError("expected one condition")
     return tree.elts[0]
-
-
-def _compares_classes(node: ast.Compare) -> bool:
-    """Returns whether one side is `class`, and the comparison is not one of the order."""
-    sides = (node.left, *node.comparators)
-    has_class = any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides)
-    return has_class and not any(isinstance(operation, _ORDERS) for operation in node.ops)
 
 
 def _is_condition(node: ast.expr) -> bool:

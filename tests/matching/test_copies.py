@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,10 @@ def mirrored(data: bytes) -> bytes:
     return encoded(ImageOps.mirror(Image.open(io.BytesIO(data))))
 
 
+def longer(data: bytes) -> bytes:
+    return data + b"\0"
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A dataset of four photographs, one per shard, and a plain image."""
@@ -74,13 +79,26 @@ def named(found: FoundCopies) -> list[tuple[str, str, str]]:
 
 def test_copies_are_named_with_their_kind(root: Path) -> None:
     first, second, third, fourth = photographs()
-    given = (first, smaller(second), mirrored(third), fourth + b"\0")
+    given = (first, smaller(second), mirrored(third), longer(fourth))
     kinds = (SAME_BYTES, NEARLY, NEARLY, SAME_PIXELS)
     expected = [copy(number, kind) for number, kind in enumerate(kinds)]
     result = found(root, *given)
     assert (named(result), result.problems, result.num_vague) == (expected, [], 0)
     for number, data in enumerate(given):
         assert named(found(root, data)) == [expected[number]]
+
+
+@pytest.mark.parametrize("number_given", range(1, 4))
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [(bytes, SAME_BYTES), (smaller, NEARLY), (mirrored, NEARLY), (longer, SAME_PIXELS)],
+)
+def test_first_stored_image_is_not_a_given_one(
+    root: Path, change: Callable[[bytes], bytes], kind: str, number_given: int
+) -> None:
+    """Its number follows those of the given images, and each image equals itself."""
+    given = [*map(plain, range(11, 10 + number_given)), change(photographs()[0])]
+    assert named(found(root, *given)) == [copy(0, kind)]
 
 
 @pytest.mark.parametrize("order", [1, -1])

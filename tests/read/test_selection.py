@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.dataset.column import Placement
 from imagenet_prep.read import Reader, make_dataset
-from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.config import ReadConfig, WantedExamples
 from imagenet_prep.read.order import Order, mix, stream
 from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Choice, _compact
@@ -198,6 +199,28 @@ def test_all_conditions_of_a_choice_are_combined(pictures: Path, tmp_path: Path)
         choices = [reader_of(pictures, **{name: asked[name]}, choice_seed=s).choice for s in (1, 2)]
         assert choices[0] != choices[1]
         assert choices[0] == {**choices[1], "choice_seed": 1, "numbers": choices[0]["numbers"]}
+
+
+def test_filters_differ_for_every_argument(pictures: Path, tmp_path: Path) -> None:
+    """A state also has a digest of the numbers, but an export compares only the filters."""
+    usual: dict[str, Any] = {"classes": [0, 1], "fold": (0, 2)}
+    changes: dict[str, Any] = {
+        "classes": [0, 2],
+        "remap": True,
+        "keys": listed(tmp_path / "keys", range(4)),
+        "exclude": listed(tmp_path / "exclude", range(4)),
+        "where": "width > 3",
+        "fraction": 0.5,
+        "fold": (1, 2),
+        "others": True,
+        "choice_seed": 1,
+    }
+    names = {field.name for field in fields(WantedExamples)}
+    assert changes.keys() == names - {"allow_unknown"}
+    classes = open_dataset(str(pictures)).classes
+    wanted = [usual, *(usual | {name: value} for name, value in changes.items())]
+    found = {json.dumps(Choice(WantedExamples(**each), classes).filters()) for each in wanted}
+    assert len(found) == len(wanted)
 
 
 @pytest.mark.parametrize("window", [0, 2])

@@ -32,7 +32,10 @@ READERS: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("encoding", "name"), [("utf-16", "UTF-16"), ("cp1252", "CP1252")])
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("utf-16-le", "UTF-16"), ("utf-16-be", "UTF-16"), ("cp1252", "CP1252")],
+)
 @pytest.mark.parametrize("kind", READERS)
 def test_advised_command_makes_the_file_readable(
     tmp_path: Path, kind: str, encoding: str, name: str
@@ -41,7 +44,8 @@ def test_advised_command_makes_the_file_readable(
     (tmp_path / "utf-8").write_text(text, encoding="utf-8-sig")
     expected = read(tmp_path / "utf-8")
     path = tmp_path / "my {list}.csv"
-    path.write_bytes(text.encode(encoding))
+    mark = "\ufeff" if name == "UTF-16" else ""
+    path.write_bytes(f"{mark}{text}".encode(encoding))
 
     with pytest.raises(ImagenetPrepError) as refused:
         read(path)

@@ -196,6 +196,34 @@ def test_readmitted_image_keeps_its_corrected_class(
     assert (class_of[corrected], class_of[plain]) == (1, 0)
 
 
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("is_corrected", [True, False])
+@pytest.mark.parametrize("folder", ["cat", "dog"])
+def test_readmitted_copy_has_the_class_of_its_folder(
+    tmp_path: Path, folder: str, is_corrected: bool, given: bool
+) -> None:
+    """A correction is for one key: under a new key, the folder tells the class."""
+    for number in range(6):
+        layouts.write(tmp_path / f"in/{('cat', 'dog')[number % 2]}/{number}.jpg", photo(number))
+    verbs.prepare(tmp_path / "in", tmp_path / "0")
+    (tmp_path / "labels").write_text("key,class\ncat/2.jpg,dog\n")
+    (tmp_path / "list").write_text("cat/2.jpg\n")
+    if is_corrected:
+        verbs.amend(tmp_path / "0", tmp_path / "1", relabel=tmp_path / "labels")
+    last = tmp_path / ("1" if is_corrected else "0")
+    verbs.amend(last, tmp_path / "2", exclude=tmp_path / "list")
+    new = {f"{folder}/copy.jpg": int(folder == "dog")}
+    if given:
+        new["cat/2.jpg"] = int(is_corrected)
+    for key in new:
+        layouts.write(tmp_path / "new" / key, photo(2))
+    out = tmp_path / "3"
+    added = verbs.amend(tmp_path / "2", out, add=tmp_path / "new", readmit=True)["amended"]["add"]
+    assert added["relabelled"] == (given and is_corrected)
+    found = rows(out, "train")
+    assert {key: int(found[key][1]) for key in new} == new
+
+
 def test_all_skipped_and_copied_images_are_counted(tmp_path: Path) -> None:
     for number in range(20):
         layouts.write(tmp_path / f"in/cat/{number:02}.jpg", photo(number))

@@ -65,6 +65,31 @@ def test_missing_extra_is_no_error_but_explained(
     assert "wrong" not in {check.state for check in checks.values()}
 
 
+@pytest.mark.parametrize(
+    "package", sorted({name for packages, _ in doctor.EXTRAS.values() for name in packages.split()})
+)
+def test_extra_without_one_package_is_missing(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of packages that replace each other, both are missing."""
+    absent = {*package.split("|")}
+    monkeypatch.setattr(
+        "imagenet_prep.core.imports.version",
+        lambda *names: None if absent & {*names} else f"{names[0]} 1.0",
+    )
+    checks = {check.name: check for check in doctor._extras()}
+
+    for extra, (packages, use) in doctor.EXTRAS.items():
+        check = checks[f"extra {extra}"]
+        if package in packages.split():
+            what = f"for {use}: no {package.replace('|', ' or ')}"
+            assert (check.state, check.found) == ("missing", what)
+            assert f"[{extra}]" in check.remedy
+        else:
+            versions = [f"{name.partition('|')[0]} 1.0" for name in packages.split()]
+            assert (check.state, check.found) == ("ok", ", ".join(versions))
+
+
 def test_extras_of_doctor_match_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]

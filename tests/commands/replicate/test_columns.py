@@ -98,6 +98,26 @@ def test_damaged_column_file_of_source_is_named(dataset: Path, tmp_path: Path) -
     assert LAST not in contents(tmp_path / "copy")
 
 
+@pytest.mark.parametrize("size", [None, 0, -1, 1])
+@pytest.mark.parametrize("name", [FILE, "train-00002-of-00006", "samples/train-00002-of-00006.csv"])
+def test_missing_files_of_source_are_named_before_copying(
+    dataset: Path, tmp_path: Path, name: str, size: int | None
+) -> None:
+    """A file is absent, or its size is wrong by the given number of bytes."""
+    path = dataset / name
+    data = path.read_bytes()
+    path.unlink()
+    if size is not None:
+        path.write_bytes((data + b"0")[: len(data) + size] if size else b"")
+    refused = replicate(dataset, "--to", tmp_path / "copy")
+
+    assert refused.code == 3
+    assert says("missing-wrong-size-get-them", ..., name).search(refused.err)
+    assert not (tmp_path / "copy").exists()
+    code = 0 if name == FILE else 3
+    assert replicate(dataset, "--to", tmp_path / "copy", "--columns", "tokens").code == code
+
+
 def test_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
     (dataset / LAST).unlink()
     copied = replicate(dataset, "--to", tmp_path / "copy")

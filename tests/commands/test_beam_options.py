@@ -6,10 +6,12 @@ import re
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagenet_prep.core import program
+from imagenet_prep.storage.folder import LocalStore
 from tests.commands.conftest import SETTINGS
 from tests.kit.dataset import Reference
 from tests.kit.messages import says
@@ -94,3 +96,45 @@ def test_unreachable_cluster_is_reported_in_one_line(
     assert code == 1
     said = re.sub(r"\Asource: .*\n", "", capsys.readouterr().err)
     assert re.fullmatch(rf"imagenet-prep: (the )?{who} does not answer at .*\n", said)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "names"),
+    [
+        (
+            "imagenet_prep.pipelines.prepare",
+            ["--source", "source", "--out", "out", *SETTINGS, "--dry-run"],
+            ["source", "out"],
+        ),
+        ("imagenet_prep.resize", ["-i", "set", "-o", "out", "--dry-run"], ["set", "out"]),
+        ("imagenet_prep.verify", ["set", "--level", "manifest"], ["set"]),
+    ],
+)
+@pytest.mark.parametrize("beam", [True, False])
+def test_beams_workers_get_absolute_paths(
+    reference: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    words: list[str],
+    names: list[str],
+    beam: bool,
+) -> None:
+    """Their current folder is a different one; without Beam, messages have the paths as typed."""
+    (tmp_path / "source").symlink_to(reference.source)
+    (tmp_path / "set").symlink_to(reference.out)
+    monkeypatch.chdir(tmp_path)
+    opened: set[str] = set()
+    for kind in (LocalStore,):
+        start = kind.__init__
+
+        def recorded(self: Any, root: Any, *more: Any, start: Any = start) -> None:
+            opened.add(str(root))
+            start(self, root, *more)
+
+        monkeypatch.setattr(kind, "__init__", recorded)
+    import_module(module).run([*words, *(["--", "--runner=DirectRunner"] if beam else [])])
+    places = {str(tmp_path / name) if beam else name for name in names}
+    others = {str(tmp_path / name) if not beam else name for name in names}
+    assert places <= opened
+    assert others.isdisjoint(opened)

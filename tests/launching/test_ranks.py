@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.launching.ranks import MARK, Pipes, Rank, Ranks, through
+from imagenet_prep.launching.ranks import MARK, Pipes, Rank, Ranks, Voice, through
 from tests.kit import command
 from tests.kit.command import wait_until
 from tests.kit.messages import says
@@ -87,3 +88,39 @@ def test_only_ranks_of_this_user_get_pipes(
     assert said.err.count("\n") == 1
     assert says("rank-gets-no-pipes", says("belongs-different-user")).search(said.err)
     assert says("launch-gave-rank-no-pipes").search(rank.stderr)
+
+
+def pass_on(voice: Voice, lines: list[str]) -> None:
+    """Passes on the lines of a process, which writes them to stdout and then to stderr."""
+    pipes = [os.pipe(), os.pipe()]
+    output, errors = (os.fdopen(reading) for reading, _ in pipes)
+    voice.listen(output, errors)
+    for _, writing in pipes:
+        with os.fdopen(writing, "w") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    voice.wait()
+
+
+@pytest.mark.parametrize("full", ["_log", "stdout", "stderr"])
+def test_output_on_a_full_disk_is_lost_alone(
+    tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank is ended if nothing reads its pipe, which takes only some of the lines."""
+    lines = [f"line {number} {'-' * 100}" for number in range(2000)]
+    voice = Voice("rank 3", str(tmp_path), lambda: None)
+    log = voice._log
+    assert log is not None
+    with (
+        contextlib.suppress(OSError),
+        open("/dev/full", "w", buffering=1) as disk,
+        monkeypatch.context() as patched,
+    ):
+        patched.setattr(voice if full == "_log" else sys, full, disk)
+        pass_on(voice, lines)
+    log.close()
+
+    said = capfd.readouterr()
+    found = {"_log": (tmp_path / "rank-3.log").read_text(), "stdout": said.out, "stderr": said.err}
+    times = {"_log": 2, "stdout": 1, "stderr": 1, full: 0}
+    for line in (lines[0], lines[-1]):
+        assert {name: text.count(line) for name, text in found.items()} == times

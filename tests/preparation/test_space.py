@@ -16,6 +16,7 @@ from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.engine import Workers
+from imagenet_prep.preparation import space
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
@@ -71,11 +72,13 @@ def test_unfinished_shards_must_fit(
 
 
 class Packs(Packed):
-    """A source of one packed file with images of 10 kB, 1 MB in all."""
+    """A source of packed files with images of 10 kB, 1 MB in each."""
 
-    def __init__(self) -> None:
-        tasks = (IndexTask("pack", "train", "pack", num_bytes=1_000_000),)
-        super().__init__(CLASSES, (SourcePart("pack", 9, 1),), tasks=tasks)
+    def __init__(self, *names: str) -> None:
+        names = names or ("pack",)
+        tasks = tuple(IndexTask(name, "train", name, num_bytes=1_000_000) for name in names)
+        parts = tuple(SourcePart(name, 9, 1) for name in names)
+        super().__init__(CLASSES, parts, tasks=tasks)
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         return (PackedImage(f"{task.name}/{number}", 0, bytes(10_000)) for number in range(100))
@@ -110,6 +113,26 @@ def test_unpacked_images_and_shards_must_fit_together(
     with contextlib.nullcontext() if fits else too_small:
         forecast.require_space_to_unpack()
     assert len(sampled) == (0 if free > 3_000_000 else 64)
+
+
+@pytest.mark.parametrize("finished", [set(), {PLAN.shard_names[0]}, NAMES])
+@pytest.mark.parametrize("done", [set(), {"a"}, {"b"}, {"c", "a"}, {"a", "b", "c"}])
+def test_unpacked_images_of_an_earlier_run_need_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: set[str], finished: set[str]
+) -> None:
+    index = SimpleNamespace(receipts=lambda names: {n: "receipt" for n in names if n in done})
+    monkeypatch.setattr(space, "index_stage", lambda *_: index)
+    disk = Disk(tmp_path)
+    packs = replace(forecast_of(disk, disk), selection=selection(source=Packs("a", "b", "c")))
+    still = 1_000_000 * (3 - len(done))
+
+    told = packs.content([PLAN], finished)
+    of_shards = forecast_of(disk, disk).content([PLAN], finished)["disk_bytes"]
+    unpacked = 0 if finished == NAMES else still
+    assert told["unpacked_bytes"] == unpacked
+    assert told["disk_bytes"] == of_shards + unpacked
+    with pytest.raises(StoreError) if still else contextlib.nullcontext():
+        packs.require_space_to_unpack()
 
 
 @pytest.mark.parametrize(("free", "samples"), [(2_096_000, True), (2_096_001, False)])

@@ -102,7 +102,7 @@ def pass_on(voice: Voice, lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("full", ["_log", "stdout", "stderr"])
-def test_output_on_a_full_disk_is_lost_alone(
+def test_only_output_on_a_full_disk_is_lost(
     tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A rank is ended if nothing reads its pipe, which takes only some of the lines."""

@@ -117,7 +117,7 @@ def test_unpacked_images_and_shards_must_fit_together(
 
 @pytest.mark.parametrize("finished", [set(), {PLAN.shard_names[0]}, NAMES])
 @pytest.mark.parametrize("done", [set(), {"a"}, {"b"}, {"c", "a"}, {"a", "b", "c"}])
-def test_unpacked_images_of_an_earlier_run_need_no_space(
+def test_images_unpacked_before_need_no_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: set[str], finished: set[str]
 ) -> None:
     index = SimpleNamespace(receipts=lambda names: {n: "receipt" for n in names if n in done})

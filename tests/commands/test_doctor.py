@@ -17,6 +17,7 @@ import pytest
 
 from imagenet_prep import doctor
 from imagenet_prep.codec import cage
+from imagenet_prep.core import imports
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
@@ -304,16 +305,22 @@ def test_horovod_without_nccl_is_wrong_if_gpus_exist(
     gpus: int,
     state: str,
 ) -> None:
-    versions = {("horovod",): version, ("tensorflow-cpu", "tensorflow"): "tensorflow 2.21.0"}
+    """For MXNet, Horovod sums gradients on the CPU in any case."""
+    versions = {each.packages: f"{each.module} 1.0" for each in imports.FRAMEWORKS.values()}
+    versions["horovod",] = version
     monkeypatch.setattr("imagenet_prep.core.imports.gpus", lambda: gpus)
     monkeypatch.setattr("imagenet_prep.core.imports.version", lambda *names: versions.get(names))
     monkeypatch.setattr("imagenet_prep.core.imports.problem_of_horovod", lambda _: None)
-    check = found(config)["Horovod for TensorFlow"]
+    checks = found(config)
 
-    assert check.state == state
-    if state == "wrong":
-        assert check.found == f"{version} sums on the CPU, but this host has 2 GPUs"
-        assert check.remedy == "imagenet-prep install-horovod --framework tensorflow"
+    for name, framework in imports.FRAMEWORKS.items():
+        check = checks[f"Horovod for {framework.title}"]
+        if state == "ok" or name == "mxnet":
+            assert (check.state, check.found) == ("ok", version)
+        else:
+            assert check.state == "wrong"
+            assert check.found == f"{version} sums on the CPU, but this host has 2 GPUs"
+            assert check.remedy == f"imagenet-prep install-horovod --framework {name}"
 
 
 @pytest.mark.extras

@@ -214,6 +214,15 @@ def test_lists_are_short_texts_in_utf_8(tmp_path: Path, data: bytes, text: str |
         source.read_list(tmp_path / "list", most=10)
 
 
-def test_lenient_lists_may_be_latin_1(tmp_path: Path) -> None:
-    (tmp_path / "list").write_bytes(b"k\xe4se")
-    assert source.read_list(tmp_path / "list", lenient=True) == "k\u00e4se"
+@pytest.mark.parametrize("data", [b"k\xe4se", b"\xe4\xff\xfe", b"\xff"])
+def test_lenient_lists_may_be_latin_1(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "list").write_bytes(data)
+    assert source.read_list(tmp_path / "list", lenient=True) == data.decode("latin-1")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_lenient_lists_are_not_utf_16(tmp_path: Path, encoding: str) -> None:
+    """As Latin-1, each letter of such a list would be followed by a zero byte."""
+    (tmp_path / "list").write_bytes("\ufeffn01440764 tench".encode(encoding))
+    with pytest.raises(SourceError, match=says("utf-16-excel-saves-unicode-text", "list")):
+        source.read_list(tmp_path / "list", lenient=True)

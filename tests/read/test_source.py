@@ -259,10 +259,18 @@ def test_invalid_arguments_of_decode_are_refused(
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"no image", b"\xff\xd8\xff"])
+@pytest.mark.parametrize("data", [b"no image", b"\xff\xd8\xff", b"\0"])
 def test_undecodable_bytes_are_damaged_data(data: bytes) -> None:
     with pytest.raises(DataDamagedError):
         decode(data)
+
+
+def test_padding_is_no_damaged_image(scenes: Path) -> None:
+    *_, last = opened(scenes, "validation", fields=("encoded", "mask"))
+    padding = last["encoded"][-1]
+    assert not last["mask"][-1]
+    with pytest.raises(UsageError, match=says("no-image-padding-skipped-records")):
+        decode(padding)
 
 
 def test_labels_of_tuples_ignore_padding(scenes: Path) -> None:

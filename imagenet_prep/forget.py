@@ -89,7 +89,7 @@ def forget(config: ForgetConfig) -> Json:
     )
 
     def compare(other: Dataset) -> None:
-        images.add_copies_in(other, found, workers, quiet=config.json)
+        images.add_copies_in(other, found, dataset, workers, quiet=config.json)
 
     search = TraceSearch(dataset, found.sizes, config.search, config.out, compare)
     traces = search.run()

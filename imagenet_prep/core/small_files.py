@@ -47,13 +47,14 @@ def delimiter_of(text: str) -> str:
     return max(DELIMITERS, key=header[0].count)
 
 
-def not_utf_8(path: object, start: bytes | bytearray, at: int) -> str:
+def not_utf_8(path: object, error: UnicodeDecodeError, offset: int = 0) -> str:
     """Returns the sentences about a text file that is not UTF-8, with the way to convert it.
 
-    `start` is the start of the file, and `at` the position of the first invalid byte.
+    `error` is about the part of the file at `offset`. A file in UTF-16 already fails at its start.
     """
+    at = offset + error.start
     convert = f"-t UTF-8 {shlex.quote(str(path))} > NEW"
-    if start.startswith(UTF_16):
+    if error.object.startswith(UTF_16):
         return (
             f"{path}: is UTF-16, as Excel and PowerShell save Unicode text. Save it as UTF-8 (in "
             f"Excel: CSV UTF-8), or run: iconv -f UTF-16 {convert}"

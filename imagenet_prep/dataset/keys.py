@@ -479,7 +479,7 @@ def parse_list(
         try:
             text = b"".join(lines).decode("utf-8" if start else "utf-8-sig")
         except UnicodeDecodeError as error:
-            raise UsageError(not_utf_8(path, data[:2], start + error.start)) from None
+            raise UsageError(not_utf_8(path, error, start)) from None
         for line in text.split("\n")[: len(lines)]:
             number += 1
             key = line.removesuffix("\r")

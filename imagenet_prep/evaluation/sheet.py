@@ -69,7 +69,6 @@ class LabelList(NamedTuple):
 def read(path: str | os.PathLike[str]) -> LabelList:
     """Reads a label list from a file."""
     file = Path(path).expanduser()
-    data = b""
     try:
         data = small_files.read(file, _MOST_BYTES)
         sha256 = hashlib.sha256(data).hexdigest()
@@ -81,7 +80,7 @@ def read(path: str | os.PathLike[str]) -> LabelList:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(small_files.not_utf_8(path, data, error.start)) from None
+        raise UsageError(small_files.not_utf_8(path, error)) from None
     except (ValueError, csv.Error) as error:
         raise UsageError(
             f"{path}: not a label list: {error}. Expected CSV (header: key,class), ReaL's "

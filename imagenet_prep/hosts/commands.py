@@ -74,13 +74,11 @@ def read_hosts(path: Path) -> list[Host]:
     `max_slots=N`, which Open MPI allows, is ignored.
     """
     try:
-        data = small_files.read(path, _MOST_BYTES)
+        text = small_files.read(path, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: the hosts file cannot be read: {error.strerror}") from error
-    try:
-        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(small_files.not_utf_8(path, data, error.start)) from None
+        raise UsageError(small_files.not_utf_8(path, error)) from None
     hosts = _parse(text.split("\n"), str(path), "line")
     if not hosts:
         raise UsageError(f"{path}: no hosts. Write one per line: ADDRESS slots=N")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from imagenet_prep import engine
@@ -39,16 +39,23 @@ class FoundCopies(NamedTuple):
 
 
 def find_copies(
-    dataset: Dataset, images: Sequence[GivenImage], workers: engine.Workers, *, quiet: bool
+    dataset: Dataset,
+    images: Sequence[GivenImage],
+    workers: engine.Workers,
+    *,
+    quiet: bool,
+    skipped: Collection[str] = (),
 ) -> FoundCopies:
     """Compares each image with all images of a dataset, as `duplicates` does.
 
-    The hashes of the dataset stay in its `.work`, if the user may write there.
+    The hashes of the dataset stay in its `.work`, if the user may write there. Shards with these
+    sha256, which were compared in a different dataset, are skipped.
     """
     with scratch.temporary_folder() as place:
         local = LocalStore(place / "rows")
         given = GivenPiece(tuple(images))
-        pieces = pictures.of_set(dataset, [*dataset.manifest.splits], other=True)
+        of_set = pictures.of_set(dataset, [*dataset.manifest.splits], other=True)
+        pieces = [piece for piece in of_set if piece.name not in skipped]
         kept = pictures.store_of_rows(dataset.where, local)
         rows = []
         problems = []

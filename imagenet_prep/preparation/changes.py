@@ -131,11 +131,10 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
     A semicolon or a tab may replace the comma, as in files of a spreadsheet. The fields are read
     exactly as they are, like the lines of `keys.read_list`.
     """
-    data = keys.read_bytes(path)
     try:
-        text = data.decode("utf-8-sig")
+        text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(not_utf_8(path, data, error.start)) from None
+        raise UsageError(not_utf_8(path, error)) from None
     delimiter = delimiter_of(text)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     numbered: dict[str, int] = {}

@@ -100,12 +100,13 @@ def find_images(
 def add_equal(found: FoundImages, dataset: Dataset) -> None:
     """Adds the images and the lines of quarantine.jsonl with the bytes of a known file."""
     _add_equal_images(found, dataset)
-    for line in dataset_store.incidents(dataset.store, dataset.manifest):
+    incidents = [*dataset_store.incidents(dataset.store, dataset.manifest)]
+    for line in incidents:
         if not line.salt and found.sizes.keys() & line.sizes.keys():
             found.add_line(line)
     stored = {(image.split, image.sample.key) for image in found.images.values()}
     found.lines -= stored
-    for line in dataset_store.incidents(dataset.store, dataset.manifest):
+    for line in incidents:
         if (line.split, line.key) in found.lines:
             kinds = [found.kinds[sha256] for sha256 in line.sizes if sha256 in found.kinds]
             how = ", ".join([*kinds[:1], _NOT_STORED])
@@ -194,12 +195,16 @@ def _add_copies(
 
 
 def add_copies_in(
-    other: Dataset, found: FoundImages, workers: engine.Workers, *, quiet: bool
+    other: Dataset, found: FoundImages, dataset: Dataset, workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Adds the files of all images of a different dataset that are proven to be copies."""
-    if not found.pictures:
+    """Adds the files of all images of a different dataset that are proven to be copies.
+
+    The shards that it shares with `dataset`, as most versions do, have no image that is unknown.
+    """
+    shared = {shard.sha256 for shard in dataset.manifest.shards}
+    if not found.pictures or all(shard.sha256 in shared for shard in other.manifest.shards):
         return
-    result = copies.find_copies(other, found.pictures, workers, quiet=quiet)
+    result = copies.find_copies(other, found.pictures, workers, quiet=quiet, skipped=shared)
     found.problems += result.problems
     for copy in result.copies:
         found.sizes.update(copy.sample.sizes)

@@ -347,7 +347,7 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
     except UnicodeDecodeError as error:
         if lenient and not data.startswith(UTF_16):
             return data.decode("latin-1")
-        raise SourceError(not_utf_8(path, data, error.start)) from None
+        raise SourceError(not_utf_8(path, error)) from None
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[FoundFile]]]) -> SourcePart:

@@ -20,13 +20,10 @@ _WITHOUT_BLANKS = {"self.column.name", "ours.name", "framework"}
 def unquoted(code: str) -> Iterator[str]:
     """Yields the words of commands in f-strings that a shell would split at blanks."""
     tree = ast.parse(code)
-    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    quoted = {
-        ast.unparse(target)
-        for assignment in assignments
-        if ast.unparse(assignment.value).startswith(_QUOTED)
-        for target in assignment.targets
-    }
+    quoted: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_QUOTED):
+            quoted.update(map(ast.unparse, node.targets))
     for text in ast.walk(tree):
         if not isinstance(text, ast.JoinedStr):
             continue
@@ -44,12 +41,10 @@ def unquoted(code: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", ["imagenet_prep", "pipelines"])
 def test_paths_in_advised_commands_are_quoted(package: str) -> None:
-    found = {
-        f"{path.relative_to(REPOSITORY)}: {word}"
-        for path in (REPOSITORY / package).rglob("*.py")
-        for word in unquoted(path.read_text())
-    }
-    assert found == set()
+    found: list[str] = []
+    for path in (REPOSITORY / package).rglob("*.py"):
+        found += [f"{path.relative_to(REPOSITORY)}: {word}" for word in unquoted(path.read_text())]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -63,10 +63,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def found(root: Path, *files: bytes) -> FoundCopies:
+def found(root: Path, *files: bytes, skipped: Collection[str] = ()) -> FoundCopies:
     given = [GivenImage(data, search.of(data)) for data in files]
     dataset = open_dataset(LocalStore(root))
-    return copies.find_copies(dataset, given, Workers(1, "threads"), quiet=True)
+    workers = Workers(1, "threads")
+    return copies.find_copies(dataset, given, workers, quiet=True, skipped=skipped)
 
 
 def copy(number: int, kind: str) -> tuple[str, str, str]:
@@ -112,6 +113,20 @@ def test_copy_has_the_nearest_kind_of_all(root: Path, order: int) -> None:
 def test_only_vague_images_of_the_given_are_counted(root: Path, number: int) -> None:
     result = found(root, photographs()[0], *map(plain, range(10, 10 + number)))
     assert (named(result), result.num_vague) == ([copy(0, SAME_BYTES)], number)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_skipped_shards_are_not_read(root: Path, number: int) -> None:
+    """The first of them are skipped, and damaged."""
+    shards = open_dataset(LocalStore(root)).manifest.shards
+    for shard in shards[:number]:
+        flip_bit(root / shard.name, os.path.getsize(root / shard.name) // 2)
+    skipped = {shard.sha256 for shard in shards[:number]}
+
+    result = found(root, *photographs(), skipped=skipped)
+
+    assert named(result) == [copy(each, SAME_BYTES) for each in range(number, 4)]
+    assert result.problems == []
 
 
 def test_image_damaged_after_it_was_hashed_is_named(root: Path) -> None:

@@ -193,9 +193,11 @@ class ColumnWriter:
         if not due:
             raise UsageError("write() was called twice or too early: call it once after each batch")
         checked = self._texts if self.column.is_text else self._values
-        for number, row in zip(due, checked(rows, due), strict=True):
-            self._num_written += 1
-            self._num_empty += self.column.is_text and row == self.column.empty_row
+        new = checked(rows, due)
+        if self.column.is_text:
+            self._num_written += len(new)
+            self._num_empty += new.count(self.column.empty_row)
+        for number, row in zip(due, new, strict=True):
             if self._file is None:
                 self._file = self._shard_file(self._records.place(number)[0])
                 next(self._file)
@@ -272,7 +274,7 @@ class ColumnWriter:
 
         For example, the blanks of a class folder are underscores in keys.
         """
-        if self.column.is_text and self._num_empty:
+        if self._num_empty:
             place = shlex.quote(str(self._records.root))
             say_once(
                 f"{self._store.where(self._folder)}: {self._num_empty:,} of "

@@ -7,7 +7,6 @@ of excluded images: an image that was one of several copies is only excluded und
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections import defaultdict
@@ -64,8 +63,7 @@ def read_exclusions(path: str | os.PathLike[str], *, allows_unknown: bool = Fals
         if file.name != schema.QUARANTINE or store.size(schema.MANIFEST) is None:
             return incidents
         manifest = open_dataset(store, parts=True).manifest
-        shards = itertools.chain.from_iterable(split.shards for split in manifest.splits.values())
-        tables = {schema.samples_name(shard.name) for shard in shards}
+        tables = {schema.samples_name(shard.name) for shard in manifest.shards}
         # The tables are missing if the dataset is a part, has none, or was deleted except for this.
         if tables - store.sizes(tables).keys():
             return incidents

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.command import REPOSITORY
+from tests.kit.documents import product_modules
 
 # The end of a text before a word of a command, such as a path.
 _COMMAND = re.compile(r"imagenet-prep [a-z][a-z-]*( --?[a-z][a-z-]*| [A-Z]+)* $")
@@ -39,10 +40,9 @@ def unquoted(code: str) -> Iterator[str]:
                 before += ast.literal_eval(part)
 
 
-@pytest.mark.parametrize("package", ["imagenet_prep", "pipelines"])
-def test_paths_in_advised_commands_are_quoted(package: str) -> None:
+def test_paths_in_advised_commands_are_quoted() -> None:
     found: list[str] = []
-    for path in (REPOSITORY / package).rglob("*.py"):
+    for path in product_modules():
         found += [f"{path.relative_to(REPOSITORY)}: {word}" for word in unquoted(path.read_text())]
     assert found == []
 

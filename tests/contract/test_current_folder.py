@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit import command
 from tests.kit.command import REPOSITORY
+from tests.kit.documents import product_modules
 from tests.kit.imported import imports
 from tests.kit.lengths import long_except
 from tests.kit.opened import opened
@@ -63,13 +64,12 @@ ELSEWHERE = {"airflow", "horovod", "mxnet"}
 def imported() -> frozenset[str]:
     """Returns the names of all modules that our source imports."""
     found = set()
-    for package in ("imagenet_prep", "pipelines"):
-        for path in (REPOSITORY / package).rglob("*.py"):
-            for node in imports(path.read_bytes()):
-                if isinstance(node, ast.Import):
-                    found |= {name.name for name in node.names}
-                elif node.module:
-                    found.add(node.module)
+    for path in product_modules():
+        for node in imports(path.read_bytes()):
+            if isinstance(node, ast.Import):
+                found |= {name.name for name in node.names}
+            elif node.module:
+                found.add(node.module)
     return frozenset(found)
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.kit.command import REPOSITORY
+from tests.kit.documents import product_modules
 
 # These class names have two meanings for a reason: Beam shows the names of the stages.
 SHARED = {"Shard"}
@@ -21,12 +22,8 @@ WORD = re.compile(
 @functools.cache
 def modules() -> dict[str, ast.Module]:
     """Returns the syntax tree of each product module by its name without imagenet_prep."""
-    paths = [
-        *(REPOSITORY / "imagenet_prep").rglob("*.py"),
-        *(REPOSITORY / "pipelines").glob("*.py"),
-    ]
     trees = {}
-    for path in sorted(paths):
+    for path in product_modules():
         relative = path.relative_to(REPOSITORY)
         if relative.parts[:2] == ("imagenet_prep", "pipelines"):
             continue

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.documents import product_modules
+
 OPENS = "imagenet_prep/codec/opening.py"
 # These open their own images: photographs of installed packages, for the demo; and one image of
 # each format, which loads its decoder before the process is confined.
@@ -48,10 +50,9 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str:
 
 def test_no_other_module_opens_images(repository: Path) -> None:
     found = {}
-    for package in ("imagenet_prep", "pipelines"):
-        for path in (repository / package).rglob("*.py"):
-            if names := openings(path.read_text("utf-8")):
-                found[str(path.relative_to(repository))] = names
+    for path in product_modules():
+        if names := openings(path.read_text("utf-8")):
+            found[str(path.relative_to(repository))] = names
 
     unused = {"PIL.Image.MAX_IMAGE_PIXELS", "PIL.ImageFile.Parser"}
     assert found.pop(OPENS) == FORBIDDEN - unused | METHODS

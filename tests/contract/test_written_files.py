@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.command import REPOSITORY
+from tests.kit.documents import product_modules
 
-PACKAGES = ("imagenet_prep", "pipelines")
 EXCLUSIVE = "a new file: O_EXCL refuses any existing name, also a link"
 NO_LINK = "LocalStore.open, which follows no link and only opens regular files"
 PRIVATE = "a private folder with a random name, made by this process"
@@ -172,10 +172,9 @@ def writing_functions(source: str) -> set[str]:
 
 
 def modules() -> Iterator[Path]:
-    for package in PACKAGES:
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
-            if str(path.relative_to(REPOSITORY).parent) not in NOT_A_FILE:
-                yield path
+    for path in product_modules():
+        if str(path.relative_to(REPOSITORY).parent) not in NOT_A_FILE:
+            yield path
 
 
 def test_no_other_function_writes_a_file() -> None:

@@ -12,6 +12,12 @@ from tests.kit.command import REPOSITORY
 _SCRATCH = {".git", ".venv", "build", "__pycache__"}
 
 
+def product_modules() -> list[Path]:
+    """Returns the paths of our modules, sorted by package."""
+    packages = ("imagenet_prep", "pipelines")
+    return [path for name in packages for path in sorted((REPOSITORY / name).rglob("*.py"))]
+
+
 def tracked(*suffixes: str) -> list[Path]:
     """Returns the repository's own text files, relative to its root."""
     git = shutil.which("git")

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tests.kit.command import REPOSITORY
+from tests.kit.documents import product_modules
 
 TABLE = REPOSITORY / "tests" / "kit" / "messages.txt"
 HOLE = "{}"  # a value that the program inserts
@@ -158,12 +159,11 @@ def messages() -> dict[str, str]:
     Inserted values are written `{}`. Documentation is not included.
     """
     found: dict[str, str] = {}
-    for folder in ("imagenet_prep", "pipelines"):
-        for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            module = path.relative_to(REPOSITORY).with_suffix("").as_posix()
-            for text in _texts(ast.parse(path.read_text("utf-8"))):
-                if len(text.replace(HOLE, " ").split()) >= _LEAST_WORDS:
-                    found.setdefault(text, module)
+    for path in product_modules():
+        module = path.relative_to(REPOSITORY).with_suffix("").as_posix()
+        for text in _texts(ast.parse(path.read_text("utf-8"))):
+            if len(text.replace(HOLE, " ").split()) >= _LEAST_WORDS:
+                found.setdefault(text, module)
     return found
 
 

@@ -69,7 +69,7 @@ _ALLOWED = {
         """check codec holdout holdout-per-class label-offset licence max-bad on-bad-image
         orientation quality seed short-side source-kind splits subset-classes subset-per-class
         train-shards validation-shards worker-kind workers""",
-        "exclude",
+        "classes-of exclude",
     ),
     "train_flags": (
         """clear-log evaluate fp16-compression increased-aug jit local-ckpt nesterov no-evaluation

@@ -16,6 +16,7 @@ import hashlib
 import io
 import itertools
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -271,7 +272,8 @@ class Sheet:
         if len({dataset.manifest.classes.digest for dataset in self.sets.values()}) > 1:
             raise UsageError(
                 f"{', '.join(sets)}: their class lists differ: {self._odd_classes()}. Score them "
-                "separately. A new test set needs at least one photograph in each class folder."
+                "separately, or prepare a new test set with imagenet-prep prepare NEW OUT "
+                f"--classes-of {shlex.quote(sets[0])}."
             )
         lists = {listed.name: listed for listed in map(read, labels)}
         if len(lists) < len(labels):

@@ -115,6 +115,12 @@ class PrepareConfig(RunFlags):
         help="move this number of images of each class, at most half of the class, from train to "
         "validation; for sources without a validation split, such as ImageNet-21K",
     )
+    classes_of: str | None = optional(
+        place=AddressKind.ANYWHERE,
+        help="use the class list of this dataset, so that labels are those of a network trained on "
+        "it; some of its classes may have no images; for class folders and tables of labels",
+        metavar="SET",
+    )
     exclude: str | None = optional(
         place=AddressKind.FILE,
         help="file with keys of images to exclude; one per line (such as "

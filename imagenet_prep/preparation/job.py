@@ -28,6 +28,7 @@ from imagenet_prep.sources import boxes, detect, image_table, layout
 from imagenet_prep.sources.folder import FolderSource
 from imagenet_prep.sources.source import Pixels, SourcePart
 from imagenet_prep.storage import ledger, remote_path
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.ledger import SourceLocation
 from imagenet_prep.storage.remote_path import ListingFolder
 from imagenet_prep.storage.store import Store
@@ -140,6 +141,7 @@ def _select(config: PrepareConfig, recipe: Recipe) -> tuple[Selection, str]:
         encode=encode_raw,
         encoding=RAW_ENCODING,
         follow_links=config.follow_links,
+        classes=_classes_of(config),
     )
     annotations = None
     if source.evaluation is not None:
@@ -184,6 +186,13 @@ def _select(config: PrepareConfig, recipe: Recipe) -> tuple[Selection, str]:
         listed_anew=config.rehash and address.is_remote(config.source),
     )
     return selection, description
+
+
+def _classes_of(config: PrepareConfig) -> ClassList | None:
+    """Returns the class list of the dataset in `--classes-of`, or None."""
+    if config.classes_of is None:
+        return None
+    return open_dataset(address.absolute(config.classes_of)).classes
 
 
 def _proven_md5(policy: Policy, parts: Sequence[SourcePart]) -> dict[str, str]:

@@ -180,7 +180,11 @@ def _other_classes(
     is_same = all(file.sha256 == sha256 for file in manifest.files if file.name == schema.LABELS)
     if is_same and answers == manifest.answers:
         return []
-    return ["the classes have different names, words, positions or answers"]
+    change = (
+        "the classes have different names, words, positions or answers (if the dataset was made "
+        "with --classes-of, use the flag again)"
+    )
+    return [change]
 
 
 def _is_listed(store: Store, manifest: Manifest) -> bool:

@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.formats import PHOTOGRAPH_EXTENSIONS, ending, ignored_in_words, is_hidden
 from imagenet_prep.dataset.keys import ExportKeys
 from imagenet_prep.sources import (
@@ -30,7 +31,7 @@ from imagenet_prep.sources import (
     recordio,
     webdataset,
 )
-from imagenet_prep.sources.labels import CLASSES
+from imagenet_prep.sources.labels import CLASSES, Statement
 from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import Encode, Source, SourcePart
 from imagenet_prep.storage.remote_path import Location, RemotePath
@@ -82,8 +83,12 @@ def find(
     encode: Encode,
     encoding: str,
     follow_links: bool = False,
+    classes: ClassList | None = None,
 ) -> tuple[Source, str]:
-    """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it."""
+    """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it.
+
+    Only folders and tables, whose labels are names, can be given a class list with `classes`.
+    """
     kinds = recognised(root) if kind == AUTO else [kind]
     if kind == AUTO and kinds[:1] == [FOLDER] and TABLE in kinds:
         raise UsageError(
@@ -98,8 +103,10 @@ def find(
     }
     if isinstance(root, Path):
         finders |= {
-            FOLDER: partial(folder.find, root, splits, follow_links=follow_links),
-            TABLE: partial(image_table.find, root, splits, follow_links=follow_links),
+            FOLDER: partial(folder.find, root, splits, follow_links=follow_links, classes=classes),
+            TABLE: partial(
+                image_table.find, root, splits, follow_links=follow_links, classes=classes
+            ),
             PARQUET: partial(parquet.find, root, splits),
             RECORDIO: partial(recordio.find, root, splits),
             CIFAR10: partial(cifar_mnist.find_cifar10, root, encode, encoding),
@@ -119,7 +126,15 @@ def find(
             f"--source {root}: its kind is {kinds[0]}, but only the kinds {', '.join(_EXPORTS)} "
             f"can have the split {schema.HOLDOUT}. To take images out of train, use --holdout."
         )
+    if classes is not None and kinds[0] not in (FOLDER, TABLE):
+        raise UsageError(
+            f"--classes-of: the source {root} is of the kind {kinds[0]}, whose class list is its "
+            "own. Remove the flag, or use it with class folders or a table of labels."
+        )
     source = finders[kinds[0]]()
+    if classes is not None:
+        given = Statement(CLASSES, "--classes-of", counted(len(classes.wnids), "class"))
+        source = dataclasses.replace(source, evidence=(given, *source.evidence))
     if isinstance(root, Path) and kinds[0] in (FOLDER, RECORDIO):
         source = dataclasses.replace(source, keys=_export_keys(root))
     if kinds[0] in (PARQUET, RECORDIO):

@@ -531,7 +531,8 @@ def _class_folders(folder: Path, classes: ClassList, problems: SourceProblems) -
         if index is None:
             problems.add(
                 f"{folder / name}: is not in the class list of "
-                f"{counted(len(classes.wnids), 'class')}. Move it away, or get a list that has it."
+                f"{counted(len(classes.wnids), 'class')}. {classes.advice(name)} Rename it, move "
+                "it away, or get a list that has it."
             )
         elif index in names:
             problems.add(

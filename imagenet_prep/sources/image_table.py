@@ -10,6 +10,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.small_files import delimiter_of
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.formats import ending, most_frequent
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, layout, scan, source
@@ -115,8 +117,17 @@ def is_readable(table: LabelTable) -> bool:
 
 
 @read_errors("")
-def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> ImageTable:
-    """Returns the source of `splits`; raises UsageError if a split has no image."""
+def find(
+    root: Path,
+    splits: Sequence[str],
+    *,
+    follow_links: bool = False,
+    classes: ClassList | None = None,
+) -> ImageTable:
+    """Returns the source of `splits`; raises UsageError if a split has no image.
+
+    The class list is `classes`, ILSVRC2012's if it includes all names, or the sorted names.
+    """
     inside = None if follow_links else root
     tables, rows, ignored = labelled(root, inside)
     files = {split: [f for f, row in rows.items() if row.split == split] for split in splits}
@@ -128,18 +139,22 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Im
             f"{SPLIT_COLUMN} with {schema.TRAIN} or {schema.VALIDATION}."
         )
     names = {row.class_name for row in rows.values()}
-    classes = labels.official_classes()
-    if not names <= classes.index.keys():
-        is_numbered = all(name.isascii() and name.isdecimal() for name in names)
-        ordered = sorted(names, key=int) if is_numbered else sorted(names)
-        classes = labels.classes_called(ordered, str(tables[0].path))
+    if classes is None:
+        classes = _classes_of(names, str(tables[0].path))
+    found = {name: classes.of_folder(name) for name in names}
+    index = {name: number for name, number in found.items() if number is not None}
+    others = sorted(names - index.keys())
+    if others:
+        raise SourceError(
+            f"--source {root}: {some(others)}: not in the class list of --classes-of. "
+            f"{classes.advice(others[0])} Correct the labels, or remove their lines."
+        )
     images = source.folder_part(root.resolve().name, files.items())
     tasks: list[IndexTask] = []
     for split, split_files in files.items():
         tops = {_top(file.path) for file in split_files}
         folder = tops.pop() if len(tops) == 1 else ""
         tasks.append(IndexTask(split, split, images.name, archive=folder))
-    index = {name: classes.of_folder(name) or 0 for name in names}
     parts = [images._replace(ignored=tuple(most_frequent(ignored).items()))]
     for table in tables:
         name = table.folder + table.path.name
@@ -154,6 +169,14 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Im
         tasks=tuple(tasks),
         listed={f.path: (str(row.split), index[row.class_name]) for f, row in rows.items()},
     )
+
+
+def _classes_of(names: AbstractSet[str], where: str) -> ClassList:
+    classes = labels.official_classes()
+    if names <= classes.index.keys():
+        return classes
+    is_numbered = all(name.isascii() and name.isdecimal() for name in names)
+    return labels.classes_called(sorted(names, key=int if is_numbered else None), where)
 
 
 def labelled(

@@ -379,7 +379,7 @@ class Training:
     def _tabulate(self) -> None:
         """Evaluates the datasets of `--also` and prints the table, if there is one."""
         for name, reader in self._inputs.also.items():
-            self._log.say(f"Evaluating {reader.num_examples:,} images of {name}")
+            self._log.say(f"Evaluating {counted(reader.num_examples, 'image')} of {name}")
             self._score(reader, name)
         if self._sheet is not None:
             self._log.table(self._sheet.table)

@@ -16,6 +16,7 @@ from imagenet_prep.trainer import loop
 from tests.e2e import photographs
 from tests.kit import blocks, command
 from tests.kit.amended import rows
+from tests.kit.layouts import write
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.photographs import photograph
 
@@ -46,7 +47,7 @@ def trained(home: Path, words: list[str]) -> command.Finished:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.chdir(home)
         patch.setattr(loop, "connect", NumpyLearner)
-        patch.setattr(train, "train", lambda config: loop.train(config, train.readers(config)))
+        patch.setattr(train, "needs", lambda *_: ())
         # The framework is not "tensorflow", because its log includes TensorBoard's files.
         code = train.run([*words, "--framework", "mxnet", "--backend", "native"])
     return command.Finished(code, printed.getvalue(), "")
@@ -67,6 +68,7 @@ def week(tmp_path_factory: pytest.TempPathFactory) -> Week:
     for number, name in enumerate(("cats/new 1.jpg", "dogs/new 2.jpg"), 500):
         (home / "photographs" / name).write_bytes(photograph(60, 80, number))
     held = [key for key, row in rows(home / "set", "holdout").items() if row[1] == "0"]
+    write(home / "photographs-2" / "dogs" / "later.jpg", photograph(60, 80, 600))
     asked = [min(rows(home / "set", "train")), held[0]]
     (home / "requests.txt").write_text("\n".join(asked) + "\n", "utf-8")
     with open(home / "labels.csv", "w", encoding="utf-8", newline="") as file:
@@ -82,7 +84,13 @@ def week(tmp_path_factory: pytest.TempPathFactory) -> Week:
 def test_all_commands_of_the_page_succeed(week: Week) -> None:
     codes = {verb: [each.code for each in runs] for verb, runs in week.said.items()}
 
-    assert codes == {"amend": [0, 0, 0], "diff": [0], "verify": [0], "train": [0, 0, 0]}
+    assert codes == {
+        "amend": [0, 0, 0],
+        "diff": [0],
+        "verify": [0],
+        "train": [0, 0, 0, 0],
+        "prepare": [0],
+    }
 
 
 def test_new_versions_have_exactly_the_changes(week: Week) -> None:
@@ -98,13 +106,21 @@ def test_new_versions_have_exactly_the_changes(week: Week) -> None:
 
 
 def test_both_networks_are_scored_on_both_holdouts(week: Week) -> None:
-    _, old, new = week.said["train"]
+    _, old, new, _ = week.said["train"]
     sizes = {name: len(rows(week.home / name, "holdout")) for name in ("set", "set-4")}
 
     assert sizes["set"] == sizes["set-4"] + 1
     assert f"Evaluating {sizes['set']} images of holdout" in old.out
     assert f"Evaluating {sizes['set-4']} images of set-4" in old.out
     assert f"Evaluating {sizes['set-4']} images of holdout" in new.out
+
+
+def test_new_test_set_may_lack_classes(week: Week) -> None:
+    said = week.said["train"][-1].out
+
+    assert "Evaluating 1 image of later" in said
+    (line,) = (line for line in said.splitlines() if "1 of 3" in line and "all 3" in line)
+    assert line.split()[:2] == ["later", "dataset"]
 
 
 def test_grown_folder_with_the_removed_image_stays_refused(week: Week) -> None:

@@ -49,7 +49,10 @@ class Mixed:
             raise UsageError("parts: one reader has two names: make a reader for each part")
         for name, reader in parts.items():
             if not reader.feed.config.is_training:
-                raise UsageError(f"part {name!r}: a mix is for training, this reader is not")
+                raise UsageError(
+                    f"part {name!r}: mixes and buckets are for training, and this reader is for "
+                    "evaluation. Evaluate with make_dataset, or use training=True"
+                )
             if reader.epoch or not reader.is_at_start:
                 raise UsageError(
                     f"part {name!r}: its reader has been used, but a mix begins at epoch 0. Make a "
@@ -264,6 +267,26 @@ class Alternation(Mixed):
         self._reads_once = weights is None
         # Examples of each part; without weights, in this epoch.
         self._read = [0] * len(self._readers)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches per complete epoch, the same on every rank; not with weights.
+
+        Raises:
+          UsageError: with weights, epochs have different numbers of batches.
+        """
+        if not self._reads_once:
+            raise UsageError(
+                "with weights, the epochs of an alternation have different numbers of steps. Count "
+                "examples: num_examples is the same for each epoch"
+            )
+        return sum(reader.steps_per_epoch for reader in self._readers)
+
+    def __len__(self) -> int:
+        try:
+            return self.steps_per_epoch
+        except UsageError as error:
+            raise TypeError(str(error)) from None  # as of an object without length, for list()
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the remaining batches of the epoch."""

@@ -441,6 +441,34 @@ def test_parts_are_read_up_to_incomplete_steps(colours: Path) -> None:
         assert counts == {0: 16, 1: NUM_TRAIN - 20}
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_length_is_the_number_of_batches(colours: Path, batch: int) -> None:
+    """A learning rate schedule needs it before the first batch, and it stays during an epoch."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "fields": ("number",)}
+    few = make_dataset(colours, "train", 16, where="class_index < 20", **usual)
+    many = make_dataset(colours, "train", batch, where="class_index >= 20", **usual)
+    mix = make_mix({"few": few, "many": many}, homogeneous=True)
+    lengths = {len(mix)}
+    lengths.update(len(mix) for _ in mix)
+    assert lengths == {mix.steps_per_epoch} == {sum(1 for _ in mix)}
+
+
+def test_alternation_with_weights_has_no_length(colours: Path) -> None:
+    mix = alternating(colours, {"large": 1, "small": 2})
+    with pytest.raises(TypeError, match="num_examples"):
+        len(mix)
+    with pytest.raises(UsageError, match="num_examples"):
+        _ = mix.steps_per_epoch
+    assert len([*mix]) > 1
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_readers_for_evaluation_are_refused(colours: Path, homogeneous: bool) -> None:
+    reader = make_dataset(colours, "train", 2, 24, training=False, framework="numpy")
+    with pytest.raises(UsageError, match=says("part-mix-training-reader-not", "'a'")):
+        make_mix({"a": reader}, homogeneous=homogeneous)
+
+
 def test_part_whose_size_changes_is_read_once(colours: Path) -> None:
     """The smaller step of its next epoch must not follow its last step of this epoch."""
     usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "fields": ("number",)}

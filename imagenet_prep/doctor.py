@@ -302,7 +302,7 @@ def _trial(base: str) -> str | None:
     except ImagenetPrepError as error:
         return str(error)
     if problem is not None:
-        return f"{base}: {problem.text}"
+        return f"{base}: {problem}"
     if found != data[start : start + size]:
         return f"{base}/{name}: the bytes that were read back differ from those written"
     if listed != ["object"]:

@@ -331,7 +331,7 @@ def _report(
 def run(config: ReplicateConfig) -> None:
     result = replicate(config)
     if config.json:
-        print(json.dumps(result, indent=1, default=str))
+        print(json.dumps(result, indent=1))
     else:
         for replica in result["replicas"]:
             print(*_sentences(config, replica), sep="\n")
@@ -357,8 +357,8 @@ def _shortened(problems: Sequence[FileProblem]) -> list[str]:
 
     A replica that was never finished lacks most files, on each of perhaps 32 hosts.
     """
-    lines = [problem.text for problem in problems if not problem.is_missing]
-    missing = [problem.text for problem in problems if problem.is_missing]
+    lines: list[str] = [problem for problem in problems if not problem.is_missing]
+    missing = [problem for problem in problems if problem.is_missing]
     lines += missing[:_MOST_MISSING_LINES]
     num_hidden = len(missing) - _MOST_MISSING_LINES
     if num_hidden > 0:

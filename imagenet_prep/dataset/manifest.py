@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import ManifestError, UsageError
@@ -145,15 +145,19 @@ class DatasetFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class FileProblem:
-    """A damaged or missing file of a replica; running the same command again restores it."""
+class FileProblem(str):
+    """A damaged or missing file of a replica, in words; running the same command restores it.
 
-    text: str
-    is_missing: bool = False
+    It is a string, so that results with problems can be written as JSON.
+    """
 
-    def __str__(self) -> str:
-        return self.text
+    is_missing: bool
+
+    def __new__(cls, text: str, *, is_missing: bool = False) -> Self:
+        """Returns the problem that `text` describes."""
+        problem = super().__new__(cls, text)
+        problem.is_missing = is_missing
+        return problem
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     wrong = _problems(replica, replica.files, prove=prove)
     unfinished = replica.unfinished() if prove else []
     for problem in [*unfinished, *(problem for problem, _ in wrong)]:
-        channel.write("problem", text=sentence(problem.text), is_missing=problem.is_missing)
+        channel.write("problem", text=sentence(problem), is_missing=problem.is_missing)
     lacking = [file for _, file in wrong]
     channel.write("looked", lacking_bytes=sum(file.num_bytes for file in lacking))
     if not prove:

@@ -319,7 +319,7 @@ class BucketStore(RemoteFolder):
         problem = source.problem(file)
         has_checksums = not isinstance(problem, UnkeptProblem)
         if problem is not None and has_checksums:
-            raise DataDamagedError(f"{source.base}: {problem.text}. Run verify there.")
+            raise DataDamagedError(f"{source.base}: {problem}. Run verify there.")
         if self.problem(file) is None:
             return
         if file.num_bytes > _MOST_COPIED or not has_checksums:
@@ -354,7 +354,7 @@ class BucketStore(RemoteFolder):
 
     def verify_published(self, files: Iterable[DatasetFile]) -> None:
         """Raises IncompleteError if the sha256 or CRC32C of an object on the server has changed."""
-        wrong = [problem.text for problem in self._map(self.problem, files) if problem]
+        wrong = [problem for problem in self._map(self.problem, files) if problem]
         if wrong:
             raise IncompleteError(
                 f"{self.where()}: {counted(len(wrong), 'object')} changed during this run: "
@@ -477,7 +477,7 @@ class BucketStore(RemoteFolder):
     def _wait(self, budget: RetryBudget, file: DatasetFile, problem: FileProblem) -> None:
         """Waits before an object is sent again; raises StoreError if a retry would not help."""
         # Retry a wrong CRC32C once: some servers compute it wrongly for each multipart upload.
-        text = problem.text.removeprefix(f"{file.name}: ")
+        text = problem.removeprefix(f"{file.name}: ")
         if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
             raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
         budget.wait(TransientError(text))

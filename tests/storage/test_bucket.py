@@ -331,7 +331,7 @@ def test_copy_of_object_without_sha256_is_verified(store: BucketStore, s3: S3Ser
     s3.client().put_object(Bucket=BUCKET, Key=key, Body=b"one")
     problem = there.problem(file)
     assert problem is not None
-    assert says("server-stored-no-sha256-metadata", "index/a").search(problem.text)
+    assert says("server-stored-no-sha256-metadata", "index/a").search(problem)
     store.adopt_files(there, [file])
     store.verify_published([file])
     assert store.read("index/a") == b"one"
@@ -469,7 +469,7 @@ def test_objects_are_read_back_from_servers_without_checksums(
     )
     problem = BucketStore(store.base).problem(file)
     assert problem is not None
-    assert problem.text == f"labels.txt: sha256 {_sha256(damaged)}, expected {file.sha256}"
+    assert problem == f"labels.txt: sha256 {_sha256(damaged)}, expected {file.sha256}"
     reads.write(file.name, data)
     assert BucketStore(store.base).problem(file) is None
     there = BucketStore(f"{store.base}-copy")

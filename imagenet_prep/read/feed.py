@@ -124,6 +124,11 @@ class Feed:
         # The plans of the current epoch and of the next one, by epoch and shuffle window.
         self._plans: dict[tuple[int, int], Future[WindowedOrder]] = {}
 
+    def renumber(self, numbers: Sequence[int]) -> None:
+        """Makes `numbers[i]` of each class index i in the batches."""
+        own = np.array(numbers, np.int32)
+        self._dense = own if self._dense is None else own[self._dense]
+
     def steps(self, epoch: int, start: int) -> Steps | DrawnSteps:
         """Returns the steps of an epoch after its first `start` examples."""
         config = self.config

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -61,6 +61,13 @@ class Mixed:
         sizes = {name: float(reader.num_examples) for name, reader in parts.items()}
         self.shares = _shares(self.names, sizes if weights is None else weights)
         self.epoch = 0
+        wnids = itertools.chain.from_iterable(reader.classes for reader in self._readers)
+        self.classes = tuple(dict.fromkeys(wnids))
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.classes)
 
     @property
     def num_examples(self) -> int:
@@ -71,6 +78,12 @@ class Mixed:
     def skipped(self) -> list[str]:
         """One message per record that this rank has skipped."""
         return [reason for reader in self._readers for reason in reader.skipped]
+
+    def _renumber(self) -> None:
+        """Gives the batches of all parts the class indices of the mix."""
+        index = {wnid: number for number, wnid in enumerate(self.classes)}
+        for reader in self._readers:
+            reader.feed.renumber([index[wnid] for wnid in reader.classes])
 
     def close(self) -> None:
         """Closes the shards of all parts."""
@@ -99,6 +112,7 @@ class Mix(Mixed):
     Attributes:
       parts: the readers by name. Only the mix may read them.
       names: the names of the parts.
+      classes: the WNID of each class index: those of all parts, in their order.
       shares: the share of each part in the examples.
       epoch: epoch of the next batch, from 0.
 
@@ -127,16 +141,7 @@ class Mix(Mixed):
         proportions = Proportions(self.shares, self.num_examples, seed)
         self._feed = MixFeed(self._readers, proportions)
         self._examples_read = 0
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The WNID of each class index: those of all parts, in their order."""
-        return self._feed.wnids
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes."""
-        return len(self.classes)
+        self._renumber()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -243,13 +248,14 @@ class Alternation(Mixed):
 
     The parts may differ in the size of images and batches. All ranks read the same part in a step.
     A batch has the fields of its part, and `part`: [batch] int32, its number in `names`.
-    `class_index` is that of the part. After each step, the part that is furthest behind its share
+    `class_index` is that of `classes`. After each step, the part that is furthest behind its share
     follows, so each part has given its share of the examples, to one step. Without weights, an
     epoch reads each part once; with weights, an epoch has as many examples as all parts together.
 
     Attributes:
       parts: the readers by name. Only the alternation may read them.
       names: the names of the parts.
+      classes: the WNID of each class index: those of all parts, in their order.
       shares: the share of each part in the examples.
       epoch: epoch of the next batch, from 0.
 
@@ -267,6 +273,7 @@ class Alternation(Mixed):
         self._reads_once = weights is None
         # Examples of each part; without weights, in this epoch.
         self._read = [0] * len(self._readers)
+        self._renumber()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -469,8 +476,9 @@ def make_buckets(
     """
     by_aspect = sorted(map(height_and_width, sizes), key=lambda size: size[1] / size[0])
     aspects = [width / height for height, width in by_aspect]
-    borders = [math.sqrt(low * high) for low, high in pairwise(aspects)]
-    if not by_aspect or min((high / low for low, high in pairwise(aspects)), default=2) <= 1:
+    borders = [math.sqrt(low * high) for low, high in itertools.pairwise(aspects)]
+    ratios = [high / low for low, high in itertools.pairwise(aspects)]
+    if not by_aspect or min(ratios, default=2) <= 1:
         raise UsageError(f"sizes={[*sizes]}: expected sizes with different width / height")
     wanted = options.pop("where", None)
     parts = {}

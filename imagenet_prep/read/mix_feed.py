@@ -76,13 +76,6 @@ class MixFeed:
         self.feeds = [reader.feed for reader in readers]
         self.config = self.feeds[0].config
         self.bfloat16 = set().union(*(feed.bfloat16 for feed in self.feeds))
-        self.wnids = tuple(dict.fromkeys(wnid for reader in readers for wnid in reader.classes))
-        numbers = {wnid: number for number, wnid in enumerate(self.wnids)}
-        # For each part, the class index in the mix by its own class index; -1 stays -1.
-        self._classes = [
-            np.array([*(numbers[wnid] for wnid in reader.classes), -1], np.int32)
-            for reader in readers
-        ]
         self._proportions = proportions
         self._thread = BackgroundThreads(1, "mix")
         self._slots: _Slots | None = None
@@ -140,8 +133,7 @@ class MixFeed:
         batches = []
         for part, epoch in sorted(set(zip(parts.tolist(), epochs.tolist(), strict=True))):
             own = np.flatnonzero((parts == part) & (epochs == epoch))
-            batch = self.feeds[part].read(numbers[own], epoch, BatchShape(len(own)))
-            batches.append(batch._replace(class_index=self._classes[part][batch.class_index]))
+            batches.append(self.feeds[part].read(numbers[own], epoch, BatchShape(len(own))))
             places.append(own)
         return _joined(batches, np.argsort(np.concatenate(places)), parts)
 

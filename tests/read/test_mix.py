@@ -172,16 +172,19 @@ def test_parts_may_have_their_own_crops(scenes: Path) -> None:
                 assert np.array_equal(image, expected[int(number)])
 
 
-def test_class_indices_are_those_of_all_parts(colours: Path) -> None:
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize("more", [(), ("images", "mask")], ids=["table", "records"])
+def test_class_indices_are_those_of_all_parts(
+    colours: Path, homogeneous: bool, more: tuple[str, ...]
+) -> None:
     """Classes are joined by WNID, in the order of the parts."""
     usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "batch_size": 1}
-    usual |= {"fields": ("number", "class_index"), "world": World(), "remap": True}
+    usual |= {"fields": ("number", "class_index", *more), "world": World(), "remap": True}
     readers = {
         "high": make_dataset(colours, "train", classes=[30, 31], **usual),
         "low": make_dataset(colours, "train", classes=[31, 4], **usual),
     }
-    mix = make_mix(readers)
-    assert isinstance(mix, Mix)
+    mix = make_mix(readers, homogeneous=homogeneous)
     names = [readers["high"].class_list.wnids[i] for i in range(2)]
     assert mix.classes[:2] == tuple(names)
     assert mix.num_classes == 3

@@ -45,7 +45,7 @@ from imagenet_prep.storage.local_file import complete_file
 from imagenet_prep.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
-    from imagenet_prep.reporting.plots import RankFigures
+    from imagenet_prep.reporting.scaling import RankFigures
 
 FIGURES = "bench-train.json"
 PICTURE = "bench-train.png"
@@ -150,7 +150,7 @@ def figures(
 
     `slots` has each host's number of slots; `price` is the hourly price of one host in dollars.
     """
-    from imagenet_prep.reporting.plots import RankFigures
+    from imagenet_prep.reporting.scaling import RankFigures
 
     rows = []
     for ranks, synthetic, real in measured:
@@ -312,6 +312,6 @@ def run(config: BenchTrainConfig) -> None:
     if config.json:
         print(json.dumps(rows, indent=1, default=strict_json.fields))
     else:
-        from imagenet_prep.reporting import plots
+        from imagenet_prep.reporting import scaling
 
-        print(in_columns([plots.HEADER, *plots.cells(rows)], 0))
+        print(in_columns([scaling.HEADER, *scaling.cells(rows)], 0))

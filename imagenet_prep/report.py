@@ -134,11 +134,11 @@ def _refuse_folder_of_others(folder: Path) -> None:
 
 
 def _page(config: ReportConfig, store: Readable) -> str:
-    from imagenet_prep.reporting import page, plots, render, sample
+    from imagenet_prep.reporting import page, render, sample, scaling
 
     made_at = datetime.now(UTC)
     # The check can take hours, so read the small files of the user before it.
-    trained = plots.load(Path(config.training).expanduser()) if config.training else []
+    trained = scaling.load(Path(config.training).expanduser()) if config.training else []
     try:
         predicted = _predictions(config, store)
         sheet = _sheet(config)

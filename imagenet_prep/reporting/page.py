@@ -11,7 +11,7 @@ from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.dataset import keys, record_files, schema
 from imagenet_prep.dataset.member import REPAIRED
-from imagenet_prep.reporting import plots
+from imagenet_prep.reporting import plots, scaling
 from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.reporting.render import (
     APART,
@@ -73,8 +73,8 @@ def report(
         mistakes=mistakes,
         disagreements=disagreements,
         kinds=(EQUAL, SHARED, APART, NONE),
-        header=plots.HEADER,
-        rows=plots.cells(trained),
+        header=scaling.HEADER,
+        rows=scaling.cells(trained),
         level=level,
         guarantee=schema.LEVELS[level],
         settings=_settings(facts),

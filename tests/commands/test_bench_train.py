@@ -17,8 +17,9 @@ from imagenet_prep.bench_train import BenchTrainConfig, RankRuns, TimedRun
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.hosts.commands import Ending
-from imagenet_prep.reporting import plots
+from imagenet_prep.reporting import plots, scaling
 from tests.kit import command
+from tests.kit.installed import Installed
 from tests.kit.machine import lines_of
 from tests.kit.messages import says
 from tests.kit.training import horovod, shades
@@ -51,7 +52,7 @@ def test_figures_without_data_or_price_have_gaps() -> None:
 
     assert row.images_per_s == row.images_per_s_without_input == 10
     assert (row.input_share, row.dollars) == (None, None)
-    assert plots.cells([row])[0][5] == plots.cells([row])[0][9] == "-"
+    assert scaling.cells([row])[0][5] == scaling.cells([row])[0][9] == "-"
 
 
 def test_first_rows_of_a_run_are_ignored() -> None:
@@ -122,6 +123,36 @@ def test_short_runs_drop_flags_of_complete_runs(given: str) -> None:
     for examples in (1000, None):
         told = train.parse(bench_train.short_run(asked, 30, examples, "/runs/1")[1:])
         assert told.synthetic == (examples is None)
+
+
+MEASURED_FLAGS = [
+    "--framework pytorch --comm horovod --fp16-compression --jit --precision bfloat16",
+    "--model resnet18 --batch-size 64 --image-size 64 --train-accuracy --increased-aug",
+    "--recipe tutorial --optimizer larc --trust-coefficient 0.02 --momentum 0.8 --nesterov",
+    "--weight-decay 0.1 --label-smoothing 0.2 --precision float16 --loss-scale 64",
+    "--schedule steps --lr-decay-steps 1,2 --lr-decay-lrs 3,2,1 --warmup-lr 0.2",
+    "--checkpoint-every 7 --keep 2 --seed 5 --clear-log --local-ckpt",
+    "--backend dali --device gpu",
+]
+
+
+@pytest.mark.parametrize("given", MEASURED_FLAGS)
+def test_short_runs_keep_flags_that_affect_speed(given: str) -> None:
+    asked = train.parse(["--data-dir", "/data", *given.split()])
+    for examples in (1000, None):
+        told = train.parse(bench_train.short_run(asked, 30, examples, "/runs/1")[1:])
+        kept = asked.changed()
+        for name in bench_train._MEASURED_WITH_DATA if examples is None else ():
+            kept.pop(name, None)
+        assert told.changed().items() >= kept.items()
+
+
+def test_each_measured_flag_is_tried_above() -> None:
+    tried: set[str] = set()
+    for given in MEASURED_FLAGS:
+        tried |= train.parse(["--data-dir", "/data", *given.split()]).changed().keys()
+
+    assert tried >= {*bench_train._MEASURED, *bench_train._MEASURED_WITH_DATA}
 
 
 @pytest.mark.parametrize("ranks", ["", "0,1", "2,1", "1,1", "1,x", "-1"])
@@ -208,7 +239,7 @@ def test_sweep_stores_and_prints_its_figures(
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
 
     assert asked == [*itertools.product((1, 4), (True, False), ("leader",))]
-    rows = plots.load(out / bench_train.FIGURES)
+    rows = scaling.load(out / bench_train.FIGURES)
     assert [row.hosts for row in rows] == [1, 2]
     assert [row.input_share for row in rows] == [0.5, 0.5]
     assert (out / bench_train.PICTURE).read_bytes().startswith(b"\x89PNG")
@@ -217,7 +248,7 @@ def test_sweep_stores_and_prints_its_figures(
     assert printed[0].split()[:2] == ["ranks", "hosts"]
 
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
-    assert len(plots.load(out / bench_train.FIGURES)) == 2
+    assert len(scaling.load(out / bench_train.FIGURES)) == 2
     assert mine.read_bytes() == b"\x89PNG of another run"
 
 
@@ -233,12 +264,30 @@ def test_scaling_page_measures_and_reports(
     for line, ranks in ((here, [1, 2, 4, 8]), (on_hosts, [8, 16, 32])):
         words = line.replace("/data/imagenet-480", str(shades)).replace("DOLLARS", "3").split()
         assert bench_train.run(words[2:]) == 0
-        rows = plots.load(Path("bench-train") / bench_train.FIGURES)
+        rows = scaling.load(Path("bench-train") / bench_train.FIGURES)
         assert [row.ranks for row in rows] == ranks
     assert [row.hosts for row in rows] == [1, 2, 4]
     copy = shutil.copytree(shades, tmp_path / "set")
     assert report.run(show.replace("/data/imagenet-480", str(copy)).split()[2:]) == 0
     assert "32 ranks: 3,200.0 images/s" in (copy / "report.html").read_text("utf-8")
+
+
+def test_measurement_needs_no_matplotlib(
+    tmp_path: Path, installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """An older picture would show different figures, so it is removed."""
+    installed.lacks("matplotlib", "imagenet_prep.reporting.plots")
+    monkeypatch.setattr(bench_train, "_run", lambda *asked: TimedRun(100.0 * asked[2], 5.0))
+    out = tmp_path / "bench"
+    out.mkdir()
+    (out / bench_train.PICTURE).write_bytes(b"\x89PNG of another run")
+    assert bench_train.run(["-np", "1,2", "--out", str(out), "--", "train", "--synthetic"]) == 0
+
+    assert [row.ranks for row in scaling.load(out / bench_train.FIGURES)] == [1, 2]
+    assert [path.name for path in out.iterdir()] == [bench_train.FIGURES]
+    printed, said = capsys.readouterr()
+    assert len(printed.splitlines()) == 3
+    assert says("no-matplotlib-not-installed-run", bench_train.PICTURE).search(said)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +301,7 @@ def test_invalid_figures_file_is_refused_by_name(tmp_path: Path, content: str) -
         UsageError,
         match=says("not-bench-train.json-written-imagenet-prep-bench-train", "figures.json"),
     ):
-        plots.load(path)
+        scaling.load(path)
 
 
 def test_infinite_speed_is_refused(tmp_path: Path) -> None:
@@ -261,7 +310,7 @@ def test_infinite_speed_is_refused(tmp_path: Path) -> None:
     path.write_text(strict_json.dumps({"rows": rows}).decode().replace("800.0", "1e999"))
 
     with pytest.raises(UsageError, match=says("number-not-fit-64-bits")):
-        plots.load(path)
+        scaling.load(path)
 
 
 @pytest.mark.tf
@@ -283,5 +332,5 @@ def test_one_and_two_ranks_are_measured(shades: Path, tmp_path: Path) -> None:
 
     assert result.code == 0, result
     assert [row["ranks"] for row in result.json] == [1, 2]
-    assert [vars(row) for row in plots.load(out / bench_train.FIGURES)] == result.json
+    assert [vars(row) for row in scaling.load(out / bench_train.FIGURES)] == result.json
     assert sorted(path.name for path in out.iterdir()) == ["bench-train.json", "bench-train.png"]

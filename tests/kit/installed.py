@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,13 @@ class Installed:
     def packages(self, is_there: Callable[[str], bool]) -> None:
         """Lets a package be found if `is_there` accepts its name; none is imported."""
         self._patch.setattr(importlib.util, "find_spec", lambda name: is_there(name) or None)
+
+    def lacks(self, package: str, *importers: str) -> None:
+        """Makes imports of a package fail, also in our modules that have imported it before."""
+        self._patch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
+        for module in importers:
+            self._patch.delitem(sys.modules, module, raising=False)
+            self._patch.delattr(module, raising=False)
 
     def programs(self, path_of: Callable[[str], str | None]) -> None:
         """Lets a program be found at the path that `path_of` returns, if any."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.dataset import samples
 from imagenet_prep.reporting import facts
 from imagenet_prep.reporting.facts import DatasetFacts, ReceiptFacts
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -97,11 +99,53 @@ def test_plots_without_facts_are_omitted(found: DatasetFacts) -> None:
     assert {SPEED, "Time by stage", "Images/s per worker"}.isdisjoint(told(found))
 
 
+@pytest.mark.parametrize(
+    ("title", "names", "numbers", "expected"),
+    [
+        (
+            "Short side",
+            (samples.SOURCE_SHORT_SIDE, samples.SHORT_SIDE),
+            ([100.0, 100.0, 400.0], [90.0, 90.0, 90.0]),
+            ("200", "90"),
+        ),
+        (
+            "Aspect ratio",
+            (samples.SOURCE_ASPECT, samples.ASPECT),
+            ([1.0, 1.0, 1.0, 3.0], [1.25, 1.25, 1.5]),
+            ("1.5", "1.3"),
+        ),
+        (
+            "Bytes per image",
+            (samples.SOURCE_BYTES, samples.BYTES),
+            ([1e6, 1e6, 4e6], [1e3, 1e3, 1e3, 2e3]),
+            ("2 MB", "1.2 kB"),
+        ),
+    ],
+)
+def test_means_are_those_of_all_images(
+    found: DatasetFacts,
+    title: str,
+    names: tuple[str, str],
+    numbers: tuple[list[float], list[float]],
+    expected: tuple[str, str],
+) -> None:
+    """Equal values share a bin of the histogram."""
+    for name, values in zip(names, numbers, strict=True):
+        found.measured.histograms[name] = Counter(map(values.index, values))
+        found.measured.sums[name] = sum(values)
+
+    assert told(found)[title] == wording("mean-before-after", *expected)
+    found.measured.histograms[names[1]].clear()
+    assert title not in told(found)
+
+
 def test_linear_scaling_starts_at_the_first_row() -> None:
-    plots = importlib.import_module("imagenet_prep.reporting.plots")
+    plots, scaling = (
+        importlib.import_module(f"imagenet_prep.reporting.{name}") for name in ("plots", "scaling")
+    )
     figure = importlib.import_module("matplotlib.figure").Figure()
     rows = [
-        plots.RankFigures(ranks, 1, speed, speed + 9, 1.0, 0.1, 0.0, 20.0, 5.0, None)
+        scaling.RankFigures(ranks, 1, speed, speed + 9, 1.0, 0.1, 0.0, 20.0, 5.0, None)
         for ranks, speed in ((2, 300.0), (4, 500.0), (16, 900.0))
     ]
     plots._draw_training(rows, figure, ("C0", "C1", "C2"))

@@ -153,7 +153,9 @@ def _page(config: ReportConfig, store: Readable) -> str:
         found = render.find_mistakes(predicted, facts.words, facts.images_of)
     disagreements = None
     if isinstance(sheet, ImagenetPrepError):
-        facts.problems.append(str(sheet))
+        # The facts are from the same tables, so they usually name the same problem.
+        if str(sheet) not in facts.problems:
+            facts.problems.append(str(sheet))
     elif sheet is not None:
         disagreements = _disagreements(config, sheet, facts)
     if config.source and facts.has_sought and not facts.has_found:

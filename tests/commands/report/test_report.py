@@ -20,7 +20,7 @@ from PIL import Image
 
 from imagenet_prep import report, verify
 from imagenet_prep import report as report_verb
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
 from imagenet_prep.dataset import predictions, schema
 from imagenet_prep.dataset.member import OF_INPUT
 from imagenet_prep.reporting import facts, render, sample
@@ -197,8 +197,23 @@ def test_damaged_dataset_gets_a_page_despite_labels(
     own = tmp_path / "own.csv"
     own.write_text("key,class\nILSVRC2012_val_00000001.JPEG,0\n")
     page = written(copy, "--labels", own)
-    assert verdict(page).startswith("Damaged")
-    assert table.name in verdict(page)
+    assert verdict(page).startswith("Damaged: 1 problem ")
+    assert verdict(page).count(table.name) == 1
+    assert 'id="labels"' not in page
+
+
+def test_tables_unreadable_for_labels_are_a_problem(
+    small: Demo, tmp_path: Path, written: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage may fail only while the labels are read."""
+
+    def fail(*_: object) -> None:
+        raise StoreError("samples/validation-00000-of-00002.csv: the server has ended")
+
+    monkeypatch.setattr("imagenet_prep.evaluation.sheet.Sheet", fail)
+    page = written(small.out, "--labels", tmp_path / "own.csv")
+    assert verdict(page).startswith("Damaged: 1 problem ")
+    assert "the server has ended" in verdict(page)
     assert 'id="labels"' not in page
 
 

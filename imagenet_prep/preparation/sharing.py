@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
@@ -23,14 +24,7 @@ def until_committed(job: PrepareJob, output: Output) -> None:
     """Does this process's share of the work; returns when a process has committed the dataset."""
     store = output.store
     refuse_unpacking(job, store)
-    settings = {
-        **job.wanted.settings.config,
-        "codec": job.wanted.libraries.get("codec"),
-        "accepts a subset": job.selection.any_counts,
-        "the digest of the source": job.selection.identity,
-        "the version of imagenet-prep": version(),
-    }
-    with shared_run.joined(store, settings) as run:
+    with shared_run.joined(store, shared_settings(job)) as run:
         try:
             if output.left():
                 inventory = _inventory(job, store, run)
@@ -45,6 +39,17 @@ def until_committed(job: PrepareJob, output: Output) -> None:
                 raise shared_run.overtaken(store) from error
     # Only now, because a heartbeat of this process would create the folder of the job again.
     end_jobs(store)
+
+
+def shared_settings(job: PrepareJob) -> dict[str, Any]:
+    """Returns the settings that are the same in all processes of a run, by their name."""
+    return {
+        **job.wanted.settings.config,
+        "codec": job.wanted.libraries.get("codec"),
+        "accepts a subset": job.selection.any_counts,
+        "the digest of the source": job.selection.identity,
+        "the version of imagenet-prep": version(),
+    }
 
 
 def refuse_unpacking(job: PrepareJob, store: Store) -> None:

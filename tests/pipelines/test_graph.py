@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import program
-from imagenet_prep.core.errors import JobLostError
+from imagenet_prep.core.errors import DataDamagedError, JobLostError
 from imagenet_prep.dataset import schema
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.pipelines import prepare as prepare_verb
@@ -52,6 +52,37 @@ def test_graph_refuses_to_plan_if_runner_lost_tasks(shared_cache: Path, tmp_path
             graph.deal(None, ours, images, boxes)
     assert ours.plan.stored() is None
     assert graph.deal(None, ours, listed, read) == ours.plan.stored()
+
+
+@pytest.mark.beam
+def test_commit_counts_bad_images_of_all_workers(shared_cache: Path, tmp_path: Path) -> None:
+    from imagenet_prep.pipelines import graph
+
+    made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
+    num_bad = sum(image.fate == "quarantined" for image in made.images)
+    out = tmp_path / "out"
+    flags = ["--source", str(made.root), "--out", str(out), "--allow-subset", "--json", "--max-bad"]
+    ours = graph.Preparation.of([*flags, str(num_bad - 1)])
+    tasks = ours.job.selection.index_tasks()
+    listed = [Done(task, ours.index.publish(task, ours.index.make(task)), True) for task in tasks]
+    inventory = graph.deal(None, ours, listed, [])
+    stage = ours.write(inventory)
+    names = []
+    for task in graph._begin(inventory, ours):
+        stage.publish(task, stage.make(task))
+        names.append(task.name)
+
+    with pytest.raises(DataDamagedError, match=says("bad-images-more-max-bad-last", num_bad)):
+        graph._commit(inventory, ours, names)
+    allowed = graph.Preparation.of([*flags, str(num_bad)])
+    with pytest.raises(JobLostError, match=says("tasks-not-finished", "1")):
+        graph._commit(inventory, allowed, names[1:])
+    newest = graph.Preparation.of([*flags, str(num_bad)])
+    with pytest.raises(JobLostError):  # `newest` has taken the lease over
+        graph._commit(inventory, allowed, names)
+    assert not (out / schema.MANIFEST).exists()
+    graph._commit(inventory, newest, names)
+    assert (out / schema.MANIFEST).exists()
 
 
 @pytest.mark.beam

@@ -435,6 +435,24 @@ def test_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("Seccomp:\t2\n" in status) == ("seccomp" not in missing)
 
 
+@pytest.mark.parametrize("lacked", ["landlock", "seccomp"])
+def test_child_reports_means_that_the_kernel_lacks(lacked: str) -> None:
+    program = (
+        "from imagenet_prep.codec import caged\nfrom imagenet_prep.core import confinement\n"
+        f"confinement._{lacked} = lambda libc: False\ncaged.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        env=command.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        (kind, (_, missing)), _ = cage.read(child.stdout)
+
+    assert kind == cage.READY
+    assert lacked in missing
+
+
 def test_confined_process_has_no_rights(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("private")
     code = textwrap.dedent(

@@ -483,6 +483,51 @@ def test_verification_is_a_valid_program(
     assert "(2, 3.0, False)" in program
 
 
+SHOWS = "import sys; print(*sys.argv[2:], sep='\\n'); sys.exit(int(sys.argv[1]))"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "shown"),
+    [
+        (0, ["error: a"], None),
+        (3, ["a", "b"], ["a", "b"]),
+        (1, [*"abcdefg"], [*"cdefg"]),
+        (1, ["a", "fatal ERROR: b", "c"], ["fatal ERROR: b"]),
+        (1, [f"error {number}" for number in range(7)], [f"error {n}" for n in range(2, 7)]),
+    ],
+    ids=str,
+)
+def test_failed_step_shows_its_last_reasons(
+    tmp_path: Path, code: int, lines: list[str], shown: list[str] | None
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("error of an earlier step\n")
+    argv = [sys.executable, "-c", SHOWS, str(code), *lines]
+    if shown is None:
+        install_horovod._run(argv, log, "the step", os.environ, PATIENCE_S)
+    else:
+        with pytest.raises(ImagenetPrepError) as raised:
+            install_horovod._run(argv, log, "the step", os.environ, PATIENCE_S)
+        first, *told = str(raised.value).split("\n  ")
+        assert says("failed", "the step", f"exit code {code}", log).search(first)
+        assert told == shown
+    assert log.read_text().splitlines() == ["error of an earlier step", *lines]
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        ([sys.executable, "-c", "import time; time.sleep(600)"], "not finished after 0.2 s"),
+        (["/nowhere/pip"], "/nowhere/pip: No such file or directory"),
+    ],
+    ids=["slow", "missing"],
+)
+def test_step_that_hangs_or_is_missing_fails(tmp_path: Path, argv: list[str], reason: str) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ImagenetPrepError, match=says("failed", "the step", reason, log)):
+        install_horovod._run(argv, log, "the step", os.environ, 0.2)
+
+
 @pytest.mark.mxnet
 def test_old_numpy_reads_the_same_bytes(mxnet_python: Path, shades: Path) -> None:
     finished = run(shades, "alone", program=(str(RANK_OF_MXNET),), python=mxnet_python)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -125,6 +125,49 @@ def test_every_field_is_checked() -> None:
 def test_counts_are_integers_within_bounds(number: object) -> None:
     with pytest.raises(ValueError):
         count(number)
+
+
+MOST = 1 << 53  # exact in every JSON reader
+
+
+@pytest.mark.parametrize(
+    ("check", "least", "most", "refused"),
+    [
+        (count, 0, MOST, [-1, MOST + 1, True, 1.0, "1"]),
+        (channel.number, 0, 1e300, [-1, -0.1, True, float("inf"), float("nan"), "1"]),
+        (channel.word, "", "x" * MAX_TEXT, ["x" * (MAX_TEXT + 1), "a\0b", "\0", b"a", 1]),
+        (channel.flag, False, True, [0, 1, "true"]),
+        (sentence, "", "x" * MAX_TEXT, [b"a", 1, True]),
+    ],
+)
+def test_values_of_fields_have_a_type_and_bounds(
+    check: Callable[[object], object], least: object, most: object, refused: list[object]
+) -> None:
+    assert [check(least), check(most)] == [least, most]
+    for value in (*refused, None, [], {}):
+        with pytest.raises(ValueError):
+            check(value)
+
+
+@pytest.mark.parametrize("most", [0, 7])
+def test_bodies_have_at_most_the_announced_bytes(most: int) -> None:
+    messages = {"body": channel.MessageKind(max_body_bytes=most)}
+
+    assert checked(messages, "body", most, {}) == ("body", most, {})
+    with pytest.raises(ValueError, match=says("announces-bytes-expected-most", most + 1, most)):
+        checked(messages, "body", most + 1, {})
+
+
+def test_closed_channel_writes_nothing() -> None:
+    """A file that is opened later may get the number of the closed pipe."""
+    with ends() as made:
+        with made.channel.closing():
+            pass
+        with pytest.raises(BrokenPipeError):
+            made.channel.write("alive")
+        os.set_blocking(made.hears, False)
+        with pytest.raises(BlockingIOError):
+            os.read(made.hears, 1)
 
 
 def test_valid_messages_arrive_with_their_bytes() -> None:

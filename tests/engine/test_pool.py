@@ -49,9 +49,12 @@ def test_pool_only_listens_on_loopback_and_ends_workers(tmp_path: Path) -> None:
     boot = tmp_path / "boot"
     boot.write_text(BOOT.format(python=sys.executable, told=str(told)))
     boot.chmod(0o755)
+    other_python = tmp_path / "bin" / "python"
+    other_python.parent.mkdir()
+    other_python.symlink_to(sys.executable)
     with subprocess.Popen(
         [sys.executable, *POOL, "--port", "0", "--container_executable", boot],
-        env=command.environment(PATH="/usr/bin:/bin"),
+        env=command.environment(PATH=f"{other_python.parent}:/usr/bin:/bin"),
         stdout=subprocess.PIPE,
         text=True,
     ) as pool:
@@ -89,8 +92,10 @@ def test_pool_only_listens_on_loopback_and_ends_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.beam
-def test_used_port_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+@pytest.mark.parametrize("shared", [False, True])
+def test_used_port_is_named(*, shared: bool) -> None:
+    """A second pool on the same port would get some of the requests of the first one."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as taken:
         port = str(taken.getsockname()[1])
         with command.started("--port", port, program=POOL) as running:
             finished = running.finish()

@@ -36,7 +36,11 @@ program.finish(main)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+    ids=["SIGTERM", "Ctrl-C", "lost terminal"],
+)
 def test_a_signal_ends_a_rank_waiting_in_c(tmp_path: Path, number: signal.Signals) -> None:
     begun = tmp_path / "begun"
     with command.started(begun, "600", program=("-c", DEAF)) as running:

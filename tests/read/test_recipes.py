@@ -431,7 +431,7 @@ def test_crop_of_the_edition_is_shown(scenes: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.tf
-def test_bicubic_pixels_of_tensorflow_stay_in_their_range(scenes: Path) -> None:
+def test_bicubic_pixels_of_tensorflow_stay_in_their_range(scenes: Path, tf: Any) -> None:
     unchanged: dict[str, Any] = {"dtype": "float32", "mean": (0, 0, 0), "std": (1, 1, 1)}
     reader = opened(scenes, "train", 8, "tfdata", filter="bicubic", **unchanged)
     images = np.concatenate([batch["images"] for batch in itertools.islice(reader, 4)])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import program
-from imagenet_prep.core.errors import DataDamagedError, JobLostError
+from imagenet_prep.core.errors import DataDamagedError, JobLostError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.pipelines import prepare as prepare_verb
@@ -23,7 +23,7 @@ from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
 from tests.kit.machine import lines_of
 from tests.kit.messages import says
-from tests.kit.miniature import miniature_for_tests
+from tests.kit.miniature import Miniature, miniature_for_tests
 
 PAGE = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
 # Beam's DirectRunner would first try to download another program.
@@ -55,7 +55,9 @@ def test_graph_refuses_to_plan_if_runner_lost_tasks(shared_cache: Path, tmp_path
 
 
 @pytest.mark.beam
-def test_commit_counts_bad_images_of_all_workers(shared_cache: Path, tmp_path: Path) -> None:
+def test_commit_counts_bad_images_of_all_workers(
+    shared_cache: Path, miniature: Miniature, tmp_path: Path
+) -> None:
     from imagenet_prep.pipelines import graph
 
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
@@ -83,6 +85,10 @@ def test_commit_counts_bad_images_of_all_workers(shared_cache: Path, tmp_path: P
     assert not (out / schema.MANIFEST).exists()
     graph._commit(inventory, newest, names)
     assert (out / schema.MANIFEST).exists()
+
+    flags[1] = str(miniature.root)
+    with pytest.raises(UsageError, match=says("source-changed-since-dataset-made", out)):
+        graph.Preparation.of([*flags, str(num_bad)])
 
 
 @pytest.mark.beam

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.job import PrepareJob
+from tests.kit import layouts
+from tests.kit.messages import says
 
 
 class Stage:
@@ -51,3 +61,14 @@ def test_progress_bar_is_removed_if_closed_early(monkeypatch: pytest.MonkeyPatch
     progress.close()
 
     assert index.is_closed
+
+
+@pytest.mark.beam
+def test_bucket_takes_no_source_to_unpack(tmp_path: Path) -> None:
+    from imagenet_prep.pipelines import submit
+
+    packed = layouts.make_mnist(tmp_path / "packed")
+    job = PrepareJob.of(PrepareConfig(str(packed), str(tmp_path / "out"), splits=("train",)))
+    bucket: Any = SimpleNamespace(store=SimpleNamespace(as_folder=None))
+    with pytest.raises(UsageError, match=says("must-unpacked-folder-workers-share", packed)):
+        submit.until_committed(job, bucket)

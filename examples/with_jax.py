@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from imagenet_prep.read import World, make_dataset
@@ -27,7 +28,7 @@ parser.add_argument("--out", type=Path, default=Path("model.npz"))
 flags = parser.parse_args()
 
 # On several hosts, call jax.distributed.initialize() first and start one process per host. Each
-# process reads its share. Nothing else changes.
+# process reads its share. Process 0 writes and reads the checkpoint, so only it needs --out.
 world = World(jax.process_index(), jax.process_count(), local_rank=0, local_size=1)
 rows = NamedSharding(Mesh(jax.devices(), "rows"), PartitionSpec("rows"))
 
@@ -91,10 +92,15 @@ weights = {
     name: jax.random.normal(key, shape) * (2 / np.prod(shape[:-1])) ** 0.5
     for key, (name, shape) in zip(keys, shapes.items(), strict=True)
 }
-if flags.out.exists():
+state = train.state()
+if jax.process_index() == 0 and flags.out.exists():
     saved = np.load(flags.out)
     weights = {name: jnp.asarray(saved[name]) for name in shapes}
-    train.restore(json.loads(str(saved["reader"])))
+    state = json.loads(str(saved["reader"]))
+# All processes continue at the position of process 0, sent as an array of fixed length.
+position = np.frombuffer(json.dumps(state).encode().ljust(1 << 16), np.uint8)
+weights, position = broadcast_one_to_all((weights, position))
+train.restore(json.loads(bytes(position)))
 if train.epoch >= flags.epochs:
     print(f"{flags.out} is finished (epochs: {train.epoch}). Raise --epochs, or use another --out.")
 while train.epoch < flags.epochs:

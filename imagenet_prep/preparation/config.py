@@ -222,7 +222,7 @@ class PrepareConfig(RunFlags):
     def recipe(self) -> Recipe:
         """Returns the settings that decide the bytes; facts about the source are still missing."""
         number = float(self.holdout.removesuffix("%"))
-        amount = f"{number:g}%" if self.holdout.endswith("%") else f"{number:.0f}"
+        amount = f"{number:.8g}%" if self.holdout.endswith("%") else f"{number:.0f}"
         splits = {*self.splits, schema.HOLDOUT} if number else {*self.splits}
         # Most settings have the name and the value of their flag.
         settings: Json = {

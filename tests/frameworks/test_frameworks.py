@@ -5,11 +5,13 @@ tests/read/test_sampler.py is the short version, with a double of the DataLoader
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.frameworks.programs import LOGITS, ended, launched, torchrun
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.photographs import shown, stored
+from tests.kit.ports import free_ports
 from tests.kit.reading import TRAIN, colours, scenes
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION
@@ -213,6 +216,50 @@ def test_the_jax_example_resumes_in_mid_epoch(python: Path, shades: Path, tmp_pa
     assert [row["images"] for row in whole] == [NUM_VALIDATION] * 3
     assert rest[-1]["epoch"] == 2
     assert rest[-1]["loss"] == pytest.approx(whole[-1]["loss"], rel=1e-3)
+
+
+def test_jax_processes_resume_where_the_first_was(
+    python: Path, shades: Path, tmp_path: Path
+) -> None:
+    """Only the first process has a checkpoint, as on hosts that share no folder."""
+    code = (EXAMPLES / "with_jax.py").read_text("utf-8")
+    connect = "import sys\njax.distributed.initialize(sys.argv.pop(1), 2, int(sys.argv.pop(1)))\n"
+    code = code.replace("parser = ", f"{connect}parser = ", 1)
+    code = code.replace(
+        "        # After the last", "        print(number)\n        # After the last"
+    )
+    (tmp_path / "two.py").write_text(code, "utf-8")
+    words = ("--data-dir", shades, "--image-size", "32", "--batch-size", "4", "--save-every", "2")
+    words += ("--epochs", "2", "--out", "model.npz")
+
+    @contextlib.contextmanager
+    def both() -> Iterator[list[command.Running]]:
+        (port,) = free_ports(1)
+        with contextlib.ExitStack() as stack:
+            running = []
+            for rank in ("0", "1"):
+                (tmp_path / rank).mkdir(exist_ok=True)
+                given = (f"127.0.0.1:{port}", rank, *words)
+                how: dict[str, Any] = {"cwd": tmp_path / rank, "python": python}
+                program = ("-W", "ignore", str(tmp_path / "two.py"))
+                running.append(stack.enter_context(command.started(*given, program=program, **how)))
+            yield running
+
+    with both() as running:
+        command.wait_until((tmp_path / "0/model.npz").exists, "a checkpoint")
+        for process in running:
+            process.kill()
+    with both() as running:
+        first, second = (process.finish() for process in running)
+
+    assert first.code == second.code == 0, (first, second)
+    assert not (tmp_path / "1/model.npz").exists()
+    steps = [line for line in first.out.splitlines() if line.isdecimal()]
+    assert [line for line in second.out.splitlines() if line.isdecimal()] == steps
+    assert NUM_TRAIN // 8 < len(steps) < 2 * (NUM_TRAIN // 8)
+    rows = [json.loads(line) for line in first.out.splitlines() if line.startswith("{")]
+    assert [row["epoch"] for row in rows][-1] == 1
+    assert {row["images"] for row in rows} == {NUM_VALIDATION}
 
 
 @pytest.mark.parametrize("below", ["jax", "tensorflow", "torch"])

@@ -98,6 +98,7 @@ def test_manifest_lists_settings_in_field_order() -> None:
     [
         ({"holdout": "0012"}, {"holdout": "12 by class", "splits": ALL}),
         ({"holdout": "123456789"}, {"holdout": "123456789 by class", "splits": ALL}),
+        ({"holdout": "12.345678%"}, {"holdout": "12.345678% by class", "splits": ALL}),
         ({"holdout": "2.50%"}, {"holdout": "2.5% by class", "splits": ALL}),
         ({"holdout": "0%"}, {}),
         ({"holdout": "5", **TRAIN}, {"holdout": "5 by class", "splits": ["train", "holdout"]}),

@@ -484,6 +484,20 @@ class Reader(Generic[Array]):
 
     state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
 
+    def set_epoch(self, epoch: int) -> None:
+        """Continues at the first batch of `epoch`; does nothing if this is the current epoch.
+
+        Programs that store no state call it, such as the Trainer of transformers.
+
+        Raises:
+          UsageError: `epoch` is not an integer from 0.
+        """
+        if type(epoch) is not int or epoch < 0:
+            raise UsageError(f"epoch={epoch!r}: expected an integer from 0")
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self._examples_read = 0
+
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a valid state."""
         own = self.state()

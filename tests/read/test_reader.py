@@ -130,6 +130,28 @@ def test_resumed_reader_equals_an_uninterrupted_one(scenes: Path, backend: str) 
         assert all(map(same, rest, batches[done:]))
 
 
+@pytest.mark.parametrize("read", [0, 2])
+def test_set_epoch_begins_this_epoch(colours: Path, read: int) -> None:
+    """Programs that store only the number of the epoch must not repeat the order of the first."""
+    whole = reader_of(colours, "train", 4, "native")
+    expected = [[seen(batch) for batch in whole] for _ in range(3)]
+    reader = reader_of(colours, "train", 4, "native")
+    assert len([*itertools.islice(reader, read)]) == read
+    reader.set_epoch(2)
+    assert reader.epoch == 2
+    assert [seen(batch) for batch in reader] == expected[2]
+    reader.set_epoch(1)
+    assert seen(next(iter(reader))) == expected[1][0]
+    reader.set_epoch(1)
+    assert [seen(batch) for batch in reader] == expected[1][1:]
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, True, "1", None])
+def test_set_epoch_refuses_values_that_are_no_epoch(colours: Path, epoch: Any) -> None:
+    with pytest.raises(UsageError, match=says("epoch-expected-integer-0")):
+        reader_of(colours, "train", 4, "native").set_epoch(epoch)
+
+
 def test_state_names_the_edition_of_the_dataset(damaged: Path) -> None:
     reader = reader_of(damaged, "train", 10, "native")
     assert "edition" not in reader.state()

@@ -41,7 +41,7 @@ from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.source import MemberReader
 from imagenet_prep.storage import dataset_store, scratch
 from imagenet_prep.storage.archive import open_archives
-from imagenet_prep.storage.dataset_store import missing_files
+from imagenet_prep.storage.dataset_store import Dataset, missing_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import hashed, stamp
 from imagenet_prep.storage.store import Store
@@ -73,21 +73,37 @@ def require_same_source(job: PrepareJob, output: Output, *, note: bool = True) -
         answers = source.evaluation.answers if source.evaluation else {}
         changes = _other_classes(manifest, source.classes, answers)
         listed = _is_listed(output.store, manifest)
+        known = source.classes
+        if manifest.classes.digest != known.digest:
+            known = Dataset.at(output.store).labels
+        new = [wnid for wnid in source.classes.wnids if wnid not in known.index]
+        # New classes have numbers that no class of the dataset has.
+        numbers = [known.index.get(wnid, ~n) for n, wnid in enumerate(source.classes.wnids)]
         kinds = set()
         try:
-            for kind, words in _other_images(job, output.store, manifest, plans, newest, listed):
+            images = _other_images(job, output.store, manifest, plans, newest, listed, numbers)
+            for kind, words in images:
                 changes.append(words)
                 kinds.add(kind)
         except (SourceError, UsageError) as error:
             changes.append(str(error))
         changes = changes or [*_other_files(job, manifest, plans, newest, listed=listed)]
-    _settle(output, changes, _advice(output.store.where(), job.selection, kinds), note=note)
+    advice = _advice(output.store.where(), job.selection, kinds, new)
+    _settle(output, changes, advice, note=note)
 
 
-def _advice(dataset: str, selection: Selection, kinds: Collection[str]) -> str:
-    """Returns what to do about a source with these kinds of differences."""
+def _advice(dataset: str, selection: Selection, kinds: Collection[str], new: Sequence[str]) -> str:
+    """Returns what to do about a source with these kinds of differences and these new classes."""
     if not isinstance(selection.source, FolderSource):
         return _ADVICE
+    if new:
+        again = shlex.join(["imagenet-prep", "prepare", selection.where, "NEW"])
+        return (
+            f"amend cannot add or rename classes (new: {some(new)}). If class folders were only "
+            "renamed, give them their former names. Otherwise, make a new dataset of all images: "
+            f"run {again} with the flags of this dataset, with its quarantine.jsonl as --exclude, "
+            "and with --allow-unknown"
+        )
     command = f"imagenet-prep amend {shlex.quote(dataset)}"
     ways = []
     if _ADDED in kinds and isinstance(selection.source, ImageTable):
@@ -193,8 +209,18 @@ def _is_listed(store: Store, manifest: Manifest) -> bool:
 
 
 def _other_images(
-    job: PrepareJob, store: Store, manifest: Manifest, plans: LocalStore, newest: int, listed: bool
+    job: PrepareJob,
+    store: Store,
+    manifest: Manifest,
+    plans: LocalStore,
+    newest: int,
+    listed: bool,
+    numbers: Sequence[int],
 ) -> Iterator[tuple[str, str]]:
+    """Yields the kind and the description of each difference between the images.
+
+    `numbers` has the dataset's class index for each class of the source.
+    """
     if not listed:
         return
     selection = job.selection
@@ -208,7 +234,7 @@ def _other_images(
 
     def planned(shard: str) -> Iterator[tuple[_Facts, Member]]:
         for member in parse_members(plans.read(plan_name(shard), most=plan.MOST_BYTES)):
-            facts = member.key, member.class_index, member.size
+            facts = member.key, numbers[member.class_index], member.size
             removed.discard(facts)
             yield facts, member
 

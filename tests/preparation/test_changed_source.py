@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -319,10 +320,45 @@ def test_force_replaces_only_changed_splits(source: Path, tmp_path: Path) -> Non
     assert changed == {name for name in shards if "validation" in str(name)}
 
 
-def test_classes_added_to_the_source_are_refused(source: Path, tmp_path: Path) -> None:
+@SHARDS
+@pytest.mark.parametrize(
+    ("moves", "new", "expected"),
+    [
+        ({}, "ant/1", ["ant/1"]),
+        ({}, "emu/1", ["emu/1"]),
+        ({"cat": "puss"}, "", ["cat/0", "cat/1", "cat/2", "puss/0", "puss/1", "puss/2"]),
+        ({"dog": "cur"}, "", ["dog/0", "dog/1", "dog/2", "cur/0", "cur/1", "cur/2"]),
+        ({"cat/0.jpg": "ape/0.jpg"}, "", ["cat/0", "ape/0"]),
+    ],
+    ids=["before", "after", "renamed", "renamed before", "split"],
+)
+def test_new_classes_get_the_advice_that_works(
+    source: Path, tmp_path: Path, num_shards: int, moves: dict[str, str], new: str, expected: Any
+) -> None:
+    """`amend` refuses them. The numbers of other classes change, but their images do not."""
+    out = tmp_path / "out"
+    made(source, out, num_shards)
+    for old, name in moves.items():
+        (source / "train" / name).parent.mkdir(exist_ok=True)
+        (source / "train" / old).rename(source / "train" / name)
+    if new:
+        put(source, new, image(8))
+
+    text = refusal(made, source, out, num_shards)
+    assert sorted(named(text)) == sorted(f"{key}.jpg" for key in expected)
+    assert "imagenet-prep amend" not in text
+    assert shlex.join(["imagenet-prep", "prepare", str(source), "NEW"]) in text
+    lists = {"exclude": str(out / "quarantine.jsonl"), "allow_unknown": True}
+    again = made(source, tmp_path / "new", num_shards, **lists)
+    assert again["splits"]["train"]["examples"] == len(NAMES) + bool(new)
+
+
+def test_class_without_images_left_can_be_amended(source: Path, tmp_path: Path) -> None:
     made(source, tmp_path / "out")
-    put(source, "emu/1", image(8))
-    assert str(tmp_path / "out") in refusal(made, source, tmp_path / "out")
+    shutil.rmtree(source / "train/cat")
+    text = refusal(made, source, tmp_path / "out")
+    assert sorted(named(text)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg"]
+    assert "--exclude FILE" in text
 
 
 def test_previews_of_resize_write_nothing(source: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, errors, imports, limits, program, terminal
 from imagenet_prep.core.limits import num_cores
+from imagenet_prep.core.threads import StoppableThreads
 from imagenet_prep.engine.stage import AnyTask, Lease, Stage, TaskOutput, TaskReceipt
 from imagenet_prep.storage.remote import Check, unchecked
 
@@ -72,7 +73,7 @@ class Started:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Ends worker processes and cluster jobs; threads end with this process."""
+        """Ends workers and cluster jobs."""
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds`; returns whether workers still run, or raises their error."""
@@ -80,7 +81,7 @@ class Started:
 
 
 class Threads(Started):
-    """Worker threads of this process. If the run fails, a hanging thread ends with the process."""
+    """Worker threads of this process, which end if the run fails or is interrupted."""
 
     def __init__(
         self,
@@ -90,10 +91,16 @@ class Threads(Started):
         lease: Lease | None = None,
     ) -> None:
         limits.among_threads(count)
-        pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
+        self._threads = StoppableThreads(count, "worker")
         take = itertools.count().__next__
-        self._workers = [pool.submit(run_worker, stage, tasks, take, lease) for _ in range(count)]
-        pool.shutdown(wait=False)
+        self._workers = [
+            self._threads.submit(run_worker, stage, tasks, take, lease) for _ in range(count)
+        ]
+        self._threads.close()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._threads.stop()
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds`; returns whether a thread still runs, or raises its error."""

@@ -1,0 +1,64 @@
+"""A notebook's stop button: the same cell can run again at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep import verbs
+from imagenet_prep.engine import workers
+from tests.kit.command import PATIENCE_S, wait_until
+from tests.kit.dataset import contents, everything
+from tests.kit.layouts import write
+from tests.kit.photographs import photograph
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photographs")
+    for number in range(120):
+        write(root / f"{number % 2}/{number:03}.jpg", photograph(200, 300, number % 7))
+    return root
+
+
+def interrupt_when_a_file_is_begun(patch: pytest.MonkeyPatch, out: Path) -> None:
+    """Makes the main thread's wait for the workers end like Ctrl-C, in the middle of a shard."""
+
+    def interrupted(*_: Any) -> bool:
+        wait_until(lambda: [*out.glob(".work/temporary/*")], "a temporary file")
+        raise KeyboardInterrupt
+
+    patch.setattr(workers.Threads, "wait", interrupted)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "resize"])
+def test_interrupted_run_writes_nothing_afterwards(
+    photographs: Path, tmp_path: Path, verb: str
+) -> None:
+    flags: dict[str, Any] = {"short_side": 100, "workers": 2}
+    if verb == "prepare":
+        flags |= {"source": photographs, "train_shards": 2}
+        place = "out"
+    else:
+        verbs.prepare(photographs, tmp_path / "set", train_shards=2)
+        flags |= {"input_dir": tmp_path / "set"}
+        place = "output_dir"
+    run = getattr(verbs, verb)
+    out = tmp_path / "interrupted"
+    before = {*threading.enumerate()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_when_a_file_is_begun(patch, out)
+        with pytest.raises(KeyboardInterrupt):
+            run(**flags, **{place: out})
+    left = everything(out)
+    for thread in {*threading.enumerate()} - before:
+        thread.join(PATIENCE_S)
+    assert everything(out) == left
+
+    run(**flags, **{place: out})
+    run(**flags, **{place: tmp_path / "whole"})
+    assert contents(out) == contents(tmp_path / "whole")

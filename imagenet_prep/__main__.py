@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from imagenet_prep.core import errors, flags, program, terminal, version
+from imagenet_prep.core import errors, program, spelling, terminal, version
 
 VERBS = {
     "demo": "run all steps on a miniature ILSVRC2012 of real photographs",
@@ -83,7 +83,7 @@ def _without_verb(arguments: list[str]) -> int:
     if verb in _REPLACED:
         terminal.say(f"{verb} was replaced. Run: {_REPLACED[verb]}")
     else:
-        meant = flags.meant_by(verb, VERBS)
+        meant = spelling.meant_by(verb, VERBS)
         terminal.say(f"unknown verb {verb!r}.{meant} All verbs: imagenet-prep --help")
     return errors.UsageError.exit_code
 

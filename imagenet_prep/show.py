@@ -28,6 +28,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import AddressKind, Settings, optional, switch
 from imagenet_prep.core.small_files import FileKind
+from imagenet_prep.core.spelling import suggested
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.keys import split_and_key, with_split
@@ -365,7 +366,7 @@ def _found(dataset: Dataset, catalogue: Catalogue, key: str) -> list[CatalogueEn
                 f"{line.detail})"
             )
     near = catalogue.like(key)
-    meant = f"Did you mean {near}? " if near else ""
+    meant = f"Did you mean {suggested(near, key)}? " if near else ""
     raise UsageError(
         f"{dataset.where}: no image has the key {key}. {meant}Keys are CLASS/NAME or NAME; "
         "--keys lists all of them."

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from imagenet_prep.core.flags import nearest
+from imagenet_prep.core.spelling import nearest
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 from imagenet_prep.core import address, errors
 from imagenet_prep.core.address import AddressKind as AddressKind
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.spelling import meant_by
 
 LOG_FORMATS = ("text", "json")
 # The column of the help at which the explanations of flags start.
@@ -181,36 +182,9 @@ class Parser(argparse.ArgumentParser):
         return UsageError(self.with_help(f"{name}: unexpected argument of {verb}{expanded}"))
 
 
-def meant_by(word: str, known: Iterable[str]) -> str:
-    """Returns " Did you mean --short-side?" for --shortside; "" if no known word is similar."""
-    near = nearest(word, known)
-    return f" Did you mean {near}?" if near else ""
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word that is most similar to a word, or None."""
-    import difflib  # imported here: it takes longer than everything else for --help
-
-    known = list(known)
-    near = [flag for flag in known if flag == _ELSEWHERE.get(word)]
-    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
-    # Also compare the word with the beginnings of the known words.
-    near = near or [name for name in known if len(word) > 3 and name.startswith(word)][:1]
-    return near[0] if near else None
-
-
 Config = TypeVar("Config")
 
 _HELP = ("-h", "--help", "--help-all")
-# Names of flags in other programs, and ours.
-_ELSEWHERE = {
-    "--delete": "--exclude",
-    "--remove": "--exclude",
-    "--jobs": "--workers",
-    "--num-workers": "--workers",
-    "--output": "--out",
-    "--destination": "--to",
-}
 _METAVARS: dict[Any, str] = {
     int: "N",
     float: "X",

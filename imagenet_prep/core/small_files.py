@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import errno
 import fcntl
 import os
@@ -31,20 +32,41 @@ MOST_BYTES = 64 << 20
 # Enough for a list of a million images with 1 kB per line.
 MOST_LIST_BYTES = 1 << 30
 _PIECE_BYTES = 1 << 16
-_HEADER = re.compile(r"[^\r\n]*")
 DELIMITERS = ",;\t"  # of CSV files
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+\Z")
+# The first line of a file from Excel may name the delimiter.
+_NAMED_DELIMITER = re.compile(rf'"?sep=([{DELIMITERS}])"?\1*(?:[\r\n]|\Z)', re.IGNORECASE)
+_HEADER = re.compile(r"[\r\n]*([^\r\n]*)")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
 
 
-def delimiter_of(text: str) -> str:
-    """Returns the delimiter of a CSV file, from its header: a comma, a semicolon or a tab.
+def csv_rows(text: str, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:
+    """Yields the rows of a CSV file that are not empty, each with the number of its last line.
 
-    Spreadsheets write semicolons in countries where the decimal separator is a comma.
+    The delimiter is a comma, a semicolon or a tab: the most frequent one of the header, or that of
+    a first line such as `sep=;`. Spreadsheets write semicolons in countries where the decimal
+    separator is a comma. For an empty row, they may write only delimiters.
+
+    Raises:
+      csv.Error: a row is invalid; the message names its line. If `strict`, also if quotes are not
+        closed, or if text follows them.
     """
+    named = _NAMED_DELIMITER.match(text)
     header = _HEADER.match(text)
     assert header is not None
-    return max(DELIMITERS, key=header[0].count)
+    delimiter = named[1] if named else max(DELIMITERS, key=header[1].count)
+    # Line by line, because a copy of all lines takes four times the size of the file.
+    lines = (match[0] for match in _LINE.finditer(text))
+    rows = csv.reader(lines, delimiter=delimiter, strict=strict)
+    try:
+        if named:
+            next(rows)
+        for row in rows:
+            if any(map(str.strip, row)):
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise csv.Error(f"line {rows.line_num:,}: {error}") from None
 
 
 def not_utf_8(path: object, error: UnicodeDecodeError, offset: int = 0) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.flags import meant_by
+from imagenet_prep.core.spelling import meant_by, suggested
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import WNID
@@ -103,7 +103,7 @@ class ClassList:
         advice = f"The classes are {some(self.wnids)}."
         matches = self._matching(name)
         if len(matches) == 1:
-            return f"{advice} Did you mean {self.wnids[matches[0]]}?"
+            return f"{advice} Did you mean {suggested(self.wnids[matches[0]], name)}?"
         return advice + meant_by(name, self.wnids)
 
     def _matching(self, name: str) -> list[int]:

@@ -15,8 +15,7 @@ import io
 import os
 import re
 import string
-import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,8 @@ from typing import NamedTuple
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.small_files import not_utf_8
+from imagenet_prep.core.small_files import csv_rows, not_utf_8
+from imagenet_prep.core.spelling import as_seen, same_looking, suggested
 from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.dataset import schema
 
@@ -41,6 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
+_HEADER = ["key", "class"]
 # Why a line may name no image. A message has the advice for its lines, and never the lines.
 _ADVICE = (
     (
@@ -309,35 +310,50 @@ class KeyList:
                 numbers += [number for key, number in named.items() if key in plain]
         return numbers
 
-    def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
+    def refuse_unknown(
+        self, unknown: Collection[str], where: str, known: Iterable[str] = ()
+    ) -> None:
         """Raises UsageError, or prints a line, for `unknown` lines, for which `where` has no image.
 
         The message has only line numbers and no keys, because the user of an Airflow form may
-        choose a file without having permission to read it.
+        choose a file without having permission to read it. The exception is one of the `known`
+        lines, with a key of the dataset, if it looks the same as an unknown line.
         """
         if unknown and self.allows_unknown:
             lines = counted(len(unknown), "line")
-            say(f"{self.path}: {lines} with a key of no image of {where} (--allow-unknown)")
+            # Only for such lines, because all keys are read again.
+            odd = [line for line in unknown if not line.isascii() or line != as_seen(line)]
+            meant = self._meant(odd, known)
+            say(
+                f"{self.path}: {lines} with a key of no image of {where} (--allow-unknown)"
+                f"{'. ' if meant else ''}{meant.rstrip()}"
+            )
         elif unknown:
             numbers = sorted(self.keys[line] for line in unknown)
             noun = "line" if len(numbers) == 1 else "lines"
             raise UsageError(
-                f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
-                "line, such as cat/1.jpg or train:cat/1.jpg. imagenet-prep show SET --keys prints "
-                f"those of a dataset. {_advice(unknown)}For a list that is applied repeatedly, "
-                "whose images may already be excluded, add --allow-unknown."
+                f"{self.path}: {noun} {some(numbers)}: no such key in {where}. "
+                f"{self._meant(unknown, known)}Write one key per line, such as cat/1.jpg or "
+                "train:cat/1.jpg. imagenet-prep show SET --keys prints those of a dataset. "
+                f"{_advice(unknown)}For a list that is applied repeatedly, whose images may "
+                "already be excluded, add --allow-unknown."
             )
+
+    def _meant(self, unknown: Collection[str], known: Iterable[str]) -> str:
+        """Returns sentences about the unknown lines that look the same as a known line."""
+        alike = same_looking(unknown, known)
+        if not alike:
+            return ""
+        line = min(alike, key=lambda line: self.keys[line])
+        meant = f"Line {self.keys[line]:,}: did you mean {suggested(alike[line], line)}? "
+        if len(alike) > 1:
+            meant += f"{len(alike):,} of these lines look the same as a key. "
+        return meant
 
 
 def _advice(lines: Collection[str]) -> str:
     keys = [split_and_key(line)[1] for line in lines]
-    found = [text for pattern, text in _ADVICE if any(map(pattern.match, keys))]
-    if not all(unicodedata.is_normalized("NFC", key) for key in keys):
-        found.append(
-            "Some letters with accents have two spellings in Unicode (NFC and NFD): copy the "
-            "keys of the dataset. "
-        )
-    return "".join(found)
+    return "".join(text for pattern, text in _ADVICE if any(map(pattern.match, keys)))
 
 
 class Lookup:
@@ -396,17 +412,18 @@ class Lookup:
         if key not in self.named[split] and not file.salt:
             self._by_bytes.append(with_split(split, key))
 
-    def check(self, where: str) -> None:
+    def check(self, where: str, images: Iterable[tuple[str, str]]) -> None:
         """Raises UsageError if a line names no image, or images of several chosen splits.
 
-        `where` describes the images that were looked up. Prints the images that only their bytes
+        `where` describes the images that were looked up. `images` yields the split and key of all
+        of them, and is only read for an error. Prints the images that only their bytes
         name: in a list of an earlier version, they may be copies that its dataset has kept.
         """
         if self._by_bytes:
-            images = counted(len(self._by_bytes), "image")
+            num_images = counted(len(self._by_bytes), "image")
             say(
-                f"{self.listed.path}: {images} excluded under a different key than in the list, "
-                f"with the bytes of a listed image: {some(sorted(self._by_bytes))}"
+                f"{self.listed.path}: {num_images} excluded under a different key than in the "
+                f"list, with the bytes of a listed image: {some(sorted(self._by_bytes))}"
             )
         by_split = self.listed.by_split
         in_any = self._num_found(self.named)
@@ -418,7 +435,7 @@ class Lookup:
             if name is not None:
                 unknown += [with_split(name, key) for key in named if not self._is_known(name, key)]
         unknown = [line for line in unknown if line not in self.recognised]
-        self.listed.refuse_unknown(unknown, where)
+        self.listed.refuse_unknown(unknown, where, self._lines_for(images))
         if ambiguous:
             first = min(ambiguous)
             splits = [split for split in self._chosen if self._has(split, first)]
@@ -427,6 +444,14 @@ class Lookup:
                 f"{self.listed.path}: {some(sorted(ambiguous))}: {' and '.join(splits)} each have "
                 f"an image with this key. Write {choices}, or choose one split with --splits."
             )
+
+    def _lines_for(self, images: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """Yields the lines that could name each image."""
+        for split, key in images:
+            yield key
+            for name, split_of_name in self._split_of.items():
+                if split_of_name == split:
+                    yield with_split(name, key)
 
     def _num_found(self, splits: Iterable[str]) -> Sequence[int]:
         """Returns, for each line number, the number of splits with an image that the line names."""
@@ -496,6 +521,36 @@ def parse_list(
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
     return KeyList(str(path), keys, digest.hexdigest(), repeated, allows_unknown=allows_unknown)
+
+
+def rows_with_class(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yields line number, key and class of each row of a CSV list with the header key,class.
+
+    The fields are exactly as they are in the file.
+
+    Raises:
+      ValueError: the header or a row is different. The message has the number of a line, but no
+        field, and the names of columns only if `key` and `class` are among them.
+      csv.Error: a row is no CSV.
+    """
+    rows = csv_rows(text)
+    number, header = next(rows, (1, []))
+    if header != _HEADER:
+        found = counted(len(header), "column")
+        if {*_HEADER} <= {name.strip().casefold() for name in header}:
+            found = f"the columns {some([ascii(name[:_MOST_SHOWN]) for name in header])}"
+        raise ValueError(
+            f"line {number}: expected the header {','.join(_HEADER)}, with a comma, a semicolon or "
+            f"a tab, found {found}"
+        )
+    for number, row in rows:
+        if len(row) != len(_HEADER):
+            fields = counted(len(row), "field")
+            raise ValueError(f"line {number:,}: expected two fields, key,class, found {fields}")
+        key, name = row
+        if not key:
+            raise ValueError(f"line {number:,}: expected a key and its class, found no key")
+        yield number, key, name
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import itertools
 import os
 import shlex
@@ -27,9 +26,10 @@ import numpy.typing as npt
 from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.small_files import DELIMITERS, delimiter_of
+from imagenet_prep.core.small_files import DELIMITERS
+from imagenet_prep.core.spelling import same_looking, suggested
 from imagenet_prep.core.strict_json import Json
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset import predictions as predictions_file
 from imagenet_prep.dataset.predictions import MOST, five, top
@@ -97,20 +97,13 @@ def _of_csv(data: bytes) -> LabelList:
     remaining = strict_json.MOST_VALUES
     if max(map(data.count, f"\n\r{DELIMITERS}".encode())) > keys.MOST_LINES:
         raise ValueError(f"more than {keys.MOST_LINES:,} lines")
-    text = data.decode("utf-8-sig")
-    delimiter = delimiter_of(text)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    if next(lines, None) != ["key", "class"]:
-        raise ValueError("line 1 is not the header")
-    for fields in filter(None, lines):
-        if len(fields) != 2 or not fields[0]:
-            raise ValueError(f"line {lines.line_num:,} does not have a key and its classes")
-        folder, slash, name = fields[0].partition("/")
+    for line, listed_key, names in keys.rows_with_class(data.decode("utf-8-sig")):
+        folder, slash, name = listed_key.partition("/")
         # The key of a validation image is its file name, even if the list adds a class folder.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if key in classes_of:
-            raise ValueError(f"line {lines.line_num:,} repeats the key of an earlier line")
-        classes_of[key] = tuple(fields[1].split())
+            raise ValueError(f"line {line:,} repeats the key of an earlier line")
+        classes_of[key] = tuple(names.split())
         remaining -= len(classes_of[key])
         if remaining < 0:
             raise ValueError(f"more than {strict_json.MOST_VALUES:,} classes")
@@ -159,6 +152,7 @@ class EvaluatedSet:
         # If the name of a class is a number, the number means this class, not a class index.
         self._index = {str(number): number for number in range(len(wnids))}
         self._index |= dataset.classes.index
+        self._classes = dataset.classes
         heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
         self.keys = [key for _, key, _ in heads]
         self.number_of = {key: number for number, key in enumerate(self.keys)}
@@ -185,10 +179,12 @@ class EvaluatedSet:
             number = self.number_of.get(key)
             if number is None:
                 continue
-            if self._index.keys() >= set(classes):
-                labels[number] = tuple(sorted({self._index[name] for name in classes}))
-            else:
+            found = [self._class_index(name) for name in classes]
+            indices = {index for index in found if index is not None}
+            if None in found:
                 unknown.append(entry)
+            else:
+                labels[number] = tuple(sorted(indices))
         if of.is_ilsvrc and (labels or unknown) and not self.manifest.classes.official:
             raise UsageError(f"{of.name} is for ILSVRC2012's 1,000 classes, unlike {self.name}")
         if unknown:
@@ -200,6 +196,10 @@ class EvaluatedSet:
         if any(map(str.isdecimal, itertools.chain.from_iterable(of.classes.values()))):
             self._refuse_other_order(of.name, labels)
         return labels
+
+    def _class_index(self, name: str) -> int | None:
+        index = self._index.get(name)
+        return self._classes.of_folder(name) if index is None else index
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
         """Raises UsageError if a list numbers the classes differently, such as by ILSVRC2012_IDs.
@@ -280,6 +280,7 @@ class Sheet:
             raise UsageError("two label lists have the same file name. Rename one of them.")
         self.labels: dict[str, dict[str, Any]] = {name: {} for name in self.sets}
         self.lists: list[Json] = []
+        self._notes: list[str] = []
         for name, listed in lists.items():
             unknown = list(listed.classes)
             for of, dataset in self.sets.items():
@@ -290,8 +291,11 @@ class Sheet:
             if len(unknown) == len(listed.classes):
                 raise UsageError(
                     f"{name}: none of its {len(unknown):,} keys is in {', '.join(sets)}. "
-                    "To see the keys, use `imagenet-prep show SET --keys`."
+                    f"{self._meant(unknown)}To see the keys, use `imagenet-prep show SET --keys`."
                 )
+            meant = self._meant(unknown)
+            if meant:
+                self._notes.append(f"{printable(name)}: keys without an image: {meant.strip()}")
             facts = {"name": name, "sha256": listed.sha256, "form": listed.form}
             counts = {"keys": len(listed.classes), "unknown": len(unknown), "first": unknown[:5]}
             self.lists.append(facts | counts)
@@ -299,7 +303,13 @@ class Sheet:
         self._digests = {name: listed.sha256 for name, listed in lists.items()}
         self._rows: list[Row] = []
         self._corruptions: dict[str, Json] = {}
-        self._notes: list[str] = []
+
+    def _meant(self, unknown: Sequence[str]) -> str:
+        """Returns a question about the first unknown key that looks the same as a key, or ""."""
+        known = itertools.chain.from_iterable(dataset.keys for dataset in self.sets.values())
+        for typed, key in same_looking(unknown, known).items():
+            return f"Did you mean {suggested(key, typed)}? "
+        return ""
 
     def _odd_classes(self) -> str:
         """Returns, in words, the classes that are not in all class lists."""

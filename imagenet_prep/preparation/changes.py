@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import heapq
-import io
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from imagenet_prep import engine
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.small_files import delimiter_of, not_utf_8
+from imagenet_prep.core.small_files import not_utf_8
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import example, keys, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -36,8 +35,6 @@ from imagenet_prep.sources.source import MemberReader
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.remote import as_file, hashed
-
-_HEADER = ["key", "class"]
 
 
 class ShardChange(NamedTuple):
@@ -126,41 +123,31 @@ class ChangeRequest:
 
 
 def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False) -> Relabels:
-    """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index.
+    """Reads a CSV file with the header key,class; a class is a name, as of a folder, or an index.
 
-    A semicolon or a tab may replace the comma, as in files of a spreadsheet. The fields are read
-    exactly as they are, like the lines of `keys.read_list`.
+    A semicolon or a tab may replace the comma, as in files of a spreadsheet. Keys are read exactly
+    as they are, like the lines of `keys.read_list`.
     """
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(not_utf_8(path, error)) from None
-    delimiter = delimiter_of(text)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     numbered: dict[str, int] = {}
     class_of: dict[int, int] = {}
     repeated: list[int] = []
     absent: dict[int, str] = {}
     try:
-        if next(rows, None) != _HEADER:
-            raise UsageError(
-                f"{path}: line 1: expected the header {','.join(_HEADER)}, with a comma, a "
-                "semicolon or a tab"
-            )
-        for row in filter(None, rows):
-            if len(row) != len(_HEADER):
-                raise UsageError(f"{path}: line {rows.line_num}: expected two fields: key,class")
-            key, name = row
-            number = numbered.setdefault(key, rows.line_num)
-            if number != rows.line_num:
-                repeated.append(rows.line_num)
+        for line, key, name in keys.rows_with_class(text):
+            number = numbered.setdefault(key, line)
+            if number != line:
+                repeated.append(line)
             index = _index_of(name, classes)
             if index is None:
-                absent[rows.line_num] = name
+                absent[line] = name
             else:
                 class_of[number] = index
-    except csv.Error as error:
-        raise UsageError(f"{path}: line {rows.line_num}: {error}") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path}: {error}") from None
     problem = f"a class that is not among the dataset's {len(classes.wnids):,} classes"
     advice = ""
     if absent:
@@ -181,9 +168,9 @@ def _index_of(name: str, classes: ClassList) -> int | None:
     # A class name may be a number, as in MNIST. Names take precedence over indices.
     if name in classes.index:
         return classes.index[name]
-    if not (name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids)))):
-        return None
-    return int(name) if int(name) < len(classes.wnids) else None
+    if name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids))):
+        return int(name) if int(name) < len(classes.wnids) else None
+    return classes.of_folder(name)
 
 
 def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[ShardChange]:
@@ -208,10 +195,21 @@ def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[Shar
     for split, members in request.add.members.items() if request.add else ():
         if relabel:
             relabel.lines(split, [member.key for member in members])
+    where = f"{' and '.join(splits)} of {dataset.where}"
     for lookup in (exclude, relabel):
         if lookup:
-            lookup.check(f"{' and '.join(splits)} of {dataset.where}")
+            lookup.check(where, _stored(dataset, request.add))
     return changes
+
+
+def _stored(dataset: Dataset, add: Additions | None) -> Iterator[tuple[str, str]]:
+    """Yields the split and key of each stored and each new image."""
+    for name, split in dataset.manifest.splits.items():
+        for _, key, _ in itertools.chain.from_iterable(dataset.heads(split.shards)):
+            yield name, key
+    for name, members in add.members.items() if add else ():
+        for member in members:
+            yield name, member.key
 
 
 def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, dict[str, str]]:

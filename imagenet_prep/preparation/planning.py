@@ -14,7 +14,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -137,6 +137,8 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 # From this number of tars or folders, processes list them: threads would share one core.
 _WORTH_PROCESSES_PIECES = 4000
+# Rows whose members are in memory.
+_ROWS_AT_ONCE = 1 << 16
 # Plan files in memory; a shared store writes them at the same time.
 _FILES_AT_ONCE = 32
 _NOTE = "plan.json"
@@ -297,7 +299,8 @@ class Planner:
                 self._check_labels(joined.labelled)
                 choices.append(choice)
             if selection.exclusions:
-                selection.exclusions.check(f"the images selected from {selection.where}")
+                images = _images(zip(divisions, choices, strict=True))
+                selection.exclusions.check(f"the images selected from {selection.where}", images)
             for choice in choices:
                 excluded |= self._write_excluded(choice, write)
                 plans += self._written(choice, write)
@@ -460,6 +463,15 @@ class Planner:
                     digest.update(data)
                 write(files)
             yield SplitPlan(share.split, share.num_shards, counts, source_bytes, digest.hexdigest())
+
+
+def _images(chosen: Iterable[tuple[str, ChosenRows]]) -> Iterator[tuple[str, str]]:
+    """Yields the split and key of each stored image."""
+    for split, choice in chosen:
+        rows = np.flatnonzero(choice.is_stored)
+        for first in range(0, len(rows), _ROWS_AT_ONCE):
+            for member in choice.lists.members(rows[first : first + _ROWS_AT_ONCE]):
+                yield split, member.key
 
 
 def _stored(

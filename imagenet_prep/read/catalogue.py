@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
@@ -122,16 +123,22 @@ class Catalogue:
         return entries_of
 
     def like(self, key: str) -> str | None:
-        """Returns an existing key that differs from `key` only in case, extension or folder."""
-        wanted = PurePosixPath(key.casefold())
-        near = None
+        """Returns an existing key that looks the same as `key`, or a similar one, or None.
+
+        A similar key differs only in case, extension or folder.
+        """
+        seen = as_seen(key)
+        wanted = PurePosixPath(seen.casefold())
+        near = in_folder = None
         for entry in self.entries():
-            name = PurePosixPath(entry.key.casefold())
+            if as_seen(entry.key) == seen:
+                return entry.key
+            name = PurePosixPath(as_seen(entry.key).casefold())
             if name.stem == wanted.stem:
-                if name.parent == wanted.parent:
-                    return entry.key
                 near = near or entry.key
-        return near
+                if name.parent == wanted.parent:
+                    in_folder = in_folder or entry.key
+        return in_folder or near
 
     def read(self, entry: CatalogueEntry) -> tuple[Json, ImageExample]:
         """Returns the location of an image (shard, record, offset, size), and the image."""

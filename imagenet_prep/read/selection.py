@@ -247,7 +247,7 @@ class Choice:
         ]
         chosen = [np.flatnonzero(self._chosen(records, lookups)) for records in splits]
         for lookup in lookups:
-            lookup.check(where)
+            lookup.check(where, _stored(splits))
         if not any(map(len, chosen)):
             raise NoExampleError(f"{where}: the filters match no example. Relax or remove them.")
         return chosen
@@ -296,6 +296,13 @@ class Choice:
             dealt = mix(hashed ^ stream(self._wanted.choice_seed, _FOLD))
             chosen &= (dealt % np.uint64(parts) == part) != self._wanted.others
         return chosen
+
+
+def _stored(splits: Sequence[Records]) -> Iterator[tuple[str, str]]:
+    """Yields the split and key of each example."""
+    for records in splits:
+        for _, key, _ in Names(records):
+            yield records.split, key
 
 
 def class_indices(records: Records) -> npt.NDArray[np.int64]:

@@ -123,7 +123,8 @@ def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
         if not line.salt and line.split in splits and lookup.lines(line.split, [line.key])[0]:
             found.add_line(line)
     _recognise_forgotten(found, dataset, lookup)
-    lookup.check(f"{' and '.join(splits)} of {dataset.where}")
+    stored = ((image.split, image.sample.key) for image in stored_images(dataset))
+    lookup.check(f"{' and '.join(splits)} of {dataset.where}", stored)
 
 
 def _recognise_forgotten(found: FoundImages, dataset: Dataset, lookup: Lookup) -> None:

@@ -6,7 +6,6 @@ ILSVRC2012 has train, validation and test tars, and a devkit. ImageNet-21K has a
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
 import stat
@@ -16,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.core.small_files import delimiter_of
+from imagenet_prep.core.small_files import csv_rows
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import FALL11, WINTER21, ClassList
@@ -97,18 +96,18 @@ def _synset_labels(path: Location) -> Iterator[tuple[str, str]]:
 
 
 def _solution(path: Location) -> Iterator[tuple[str, str]]:
-    text = source.read_list(path)
     columns = ["ImageId", "PredictionString"]
-    rows = csv.reader(io.StringIO(text), delimiter=delimiter_of(text))
+    rows = csv_rows(source.read_list(path), strict=False)
     try:
-        if next(rows, None) != columns:
+        _, header = next(rows, (0, []))
+        if header != columns:
             raise SourceError(
                 f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
             )
-        for row in filter(None, rows):
+        for _, row in rows:
             yield row[0], row[1].partition(" ")[0] if len(row) > 1 else ""
     except csv.Error as error:
-        raise SourceError(f"{path}: line {rows.line_num}: {error}. Get it again.") from error
+        raise SourceError(f"{path}: {error}. Get it again.") from error
 
 
 def _tiny(path: Location) -> Iterator[tuple[str, str]]:

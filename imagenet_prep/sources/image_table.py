@@ -9,14 +9,15 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.core.small_files import delimiter_of
+from imagenet_prep.core.small_files import csv_rows
+from imagenet_prep.core.spelling import as_seen, same_looking, suggested
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -198,8 +199,7 @@ def labelled(
     ignored.subtract(ending(table.path.name) for table in tables)
     by_name: dict[str, list[FoundFile]] = {}
     for image in below.images:
-        base = image.path.rpartition("/")[2]
-        for name in {base, base.rpartition(".")[0]}:
+        for name in {as_seen(name).rpartition("/")[2] for name in _names_of(image.path)}:
             by_name.setdefault(name, []).append(image)
     rows: dict[FoundFile, LabelRow] = {}
     for table in tables:
@@ -209,23 +209,28 @@ def labelled(
                 split = row.split or layout.split_in_name(_top(files[0].path)) or schema.TRAIN
                 rows[files[0]] = row._replace(split=split)
             elif row.split != schema.TEST:  # images of test need not exist
-                found = [file.path for file in files]
+                found = [suggested(file.path, files[0].path) for file in files]
                 problems.add(
                     f"{row.where}: expected one image {row.file!r} that no other line lists, found "
                     f"{some(found) or 'none'}. Correct or remove the line."
                 )
     read = {_top(file.path) for file in rows}
+    unlisted: list[str] = []
     for file in below.images:
         top = _top(file.path)
         if file not in rows and top in read:
-            problems.add(
-                f"{root / file.path}: has no line in {tables[0].path.name}. Add one, or move the "
-                "image away."
-            )
+            unlisted.append(file.path)
         elif file not in rows:
             ignored[top or ending(file.path)] += 1
         elif rows[file].split == schema.TEST:
             ignored["images of test"] += 1
+    listed = same_looking(unlisted, (file.path for file in rows)) if unlisted else {}
+    for path in unlisted:
+        more = f", unlike {suggested(listed[path], path)}" if path in listed else ""
+        problems.add(
+            f"{root / path}: has no line in {tables[0].path.name}{more}. Add one, or move the "
+            "image away."
+        )
     problems.raise_all(f"--source {root}")
     return tables, {f: row for f, row in rows.items() if row.split != schema.TEST}, +ignored
 
@@ -239,23 +244,11 @@ def _top(path: str) -> str:
 def _lines(table: LabelTable) -> Iterator[tuple[str, list[str]]]:
     """Yields the file and number of each line, and its fields."""
     text = source.read_list(table.path, most=_MOST_BYTES)
-    reader = csv.reader(_split(text), delimiter=delimiter_of(text))
     try:
-        for values in reader:
-            yield f"{table.path}: line {reader.line_num:,}", values
+        for number, values in csv_rows(text, strict=False):
+            yield f"{table.path}: line {number:,}", values
     except csv.Error as error:
-        raise SourceError(
-            f"{table.path}: line {reader.line_num:,}: {error}. Get it again."
-        ) from None
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yields the lines of a text without copying all of it."""
-    start = 0
-    while start < len(text):
-        stop = text.find("\n", start) + 1 or len(text)
-        yield text[start:stop]
-        start = stop
+        raise SourceError(f"{table.path}: {error}. Get it again.") from None
 
 
 def _header(
@@ -280,38 +273,52 @@ def _rows(table: LabelTable, problems: SourceProblems) -> Iterator[LabelRow]:
     lines = _lines(table)
     columns, file_column, class_column = _header(table, lines)
     for where, values in lines:
-        if not values:
-            continue
         fields = dict(zip(columns, map(str.strip, values), strict=False))
         file = fields.get(file_column, "")
         class_name = fields.get(class_column, "")
         called = fields.get(SPLIT_COLUMN, "")
         split = layout.split_in_name(called) if called else table.split
-        is_complete = file and (class_name or split == schema.TEST)
-        if len(values) == len(columns) and is_complete and (split or not called):
-            yield LabelRow(where, table, file, class_name, split)
+        problem = ""
+        if len(values) != len(columns):
+            problem = f"has {counted(len(values), 'field')}, expected {len(columns)}"
+        elif not file:
+            problem = f"the column {file_column} is empty, expected an image"
+        elif not class_name and split != schema.TEST:
+            problem = f"the column {class_column} is empty, expected the class of the image"
+        elif called and not split:
+            problem = f"the column {SPLIT_COLUMN} has {called!r}, expected train, val or test"
+        if problem:
+            problems.add(f"{where}: {problem[:_MOST_SHOWN]}. Correct or remove the line.")
         else:
-            problems.add(
-                f"{where}: has {counted(len(values), 'field')}, expected {len(columns)} with an "
-                f"image and its class, and train, val or test in the column {SPLIT_COLUMN}, if "
-                "there is one. Correct or remove the line."
-            )
+            yield LabelRow(where, table, file, class_name, split)
 
 
 def _files_of(row: LabelRow, by_name: Mapping[str, list[FoundFile]]) -> list[FoundFile]:
     """Returns the images that match a line; its name may lack the extension, and first folders.
 
-    If several match, those in the folder of the table and in a folder of the split are preferred.
+    If none has exactly this name, images match whose name looks the same. If several match, those
+    in the folder of the table and in a folder of the split are preferred.
     """
     name = row.file.replace("\\", "/").removeprefix("./")
-    folder, slash, base = name.rpartition("/")
-    files: list[FoundFile] = []
+    seen = as_seen(name)
+    candidates = by_name.get(seen.rpartition("/")[2], ())
+    files = [file for file in candidates if _is_called(file.path, name)]
+    if not files:
+        files = [file for file in candidates if _is_called(file.path, seen, form=as_seen)]
     preferred: list[FoundFile] = []
-    for file in by_name.get(base, ()):
-        if not f"/{file.path[: file.path.rfind('/') + 1]}".endswith(f"/{folder}{slash}"):
-            continue
-        files.append(file)
+    for file in files:
         is_of_split = layout.split_in_name(_top(file.path)) in (None, row.split or schema.TRAIN)
         if is_of_split and file.path.startswith(row.table.folder):
             preferred.append(file)
     return preferred or files
+
+
+def _names_of(path: str) -> tuple[str, str]:
+    """Returns a path with and without its extension."""
+    folder, slash, base = path.rpartition("/")
+    return path, f"{folder}{slash}{base.rpartition('.')[0] or base}"
+
+
+def _is_called(path: str, name: str, form: Callable[[str], str] = str) -> bool:
+    """Returns whether the last parts of a path, with or without extension, are those of `name`."""
+    return any(f"/{form(each)}".endswith(f"/{name}") for each in _names_of(path))

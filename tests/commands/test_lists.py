@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imagenet_prep import amend, resize
+from imagenet_prep import amend, forget, resize
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.config import WantedExamples
@@ -243,6 +243,23 @@ def test_all_verbs_choose_same_images_for_a_list(
     check(listed.unread, in_chosen, read)
     if read:
         assert read_with(dataset, chosen, keys=listed.path) == read
+
+
+def test_all_verbs_name_a_lookalike_key(source: Path, dataset: Path, tmp_path: Path) -> None:
+    listed = ListSource(source, dataset, ["dog/4.jpg", "cat/7"], BOTH, tmp_path)
+    runs = (
+        listed.resized,
+        listed.amended,
+        listed.relabelled,
+        listed.prepared,
+        listed.unread,
+        lambda: made(forget, dataset, "--keys", listed.path, "--out", tmp_path / "forgotten"),
+    )
+    for run in runs:
+        with pytest.raises(UsageError) as refused:
+            run()
+        hint = r"did you mean 'cat/7 \xa0', which has a blank at its end?"
+        assert hint in str(refused.value)
 
 
 def check(run: Callable[[], Images], images: Images, removed: Images | None) -> None:

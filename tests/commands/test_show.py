@@ -375,6 +375,7 @@ def test_names_with_quotes_and_commas_are_found(tmp_path: Path) -> None:
         assert there.find([key]) == {key: entries}
         assert there.find([below]) == {below: entries}
         assert there.like(key.upper()) == key
+        assert there.like(f"{key} ") == key
 
 
 def test_image_file_is_found_by_either_hash(reference: Reference, tmp_path: Path) -> None:

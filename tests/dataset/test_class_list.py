@@ -113,3 +113,12 @@ def test_name_in_digits_is_read_as_a_number() -> None:
     digits = ClassList(("2", "1", "0"), ("two", "one", "zero"))
     assert digits.indices(["2"]) == [0]
     assert digits.indices(["zero", 1]) == [1, 2]
+
+
+def test_suggested_class_names_a_hidden_difference() -> None:
+    """Two classes of a foreign list may differ only in their case, and so have no folder."""
+    classes = ClassList(("Ga\u0308rten", "GA\u0308RTEN"), ("a", "b"))
+    assert classes.advice("G\xe4rten") == (
+        "The classes are Ga\u0308rten, GA\u0308RTEN. Did you mean 'Ga\\u0308rten', which differs "
+        "only in its Unicode form (NFD)?"
+    )

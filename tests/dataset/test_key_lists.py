@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def looked_up(
     """Returns the line that names each image; raises UsageError as `check` does."""
     lookup = Lookup(listed(*lines), images, chosen or tuple(images), **more)
     found = {split: lookup.lines(split, of_split) for split, of_split in images.items()}
-    lookup.check("here")
+    lookup.check("here", ((split, key) for split in images for key in images[split]))
     return found
 
 
@@ -121,7 +122,7 @@ def test_lines_of_several_splits_are_ambiguous() -> None:
 def test_unknown_lines_are_accepted_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     lookup = Lookup(listed("a", "z", allows_unknown=True), ["train"], ["train"])
     assert lookup.lines("train", ["a"]) == [1]
-    lookup.check("here")
+    lookup.check("here", ())
     said = "".join(capsys.readouterr())
     assert "1 line " in said
     assert "here" in said
@@ -130,7 +131,7 @@ def test_unknown_lines_are_accepted_on_request(capsys: pytest.CaptureFixture[str
 def test_known_lines_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     lookup = Lookup(listed("a", allows_unknown=True), ["train"], ["train"])
     assert lookup.lines("train", ["a"]) == [1]
-    lookup.check("here")
+    lookup.check("here", ())
     assert "".join(capsys.readouterr()) == ""
 
 
@@ -138,7 +139,7 @@ def test_images_recognised_by_their_bytes_are_known() -> None:
     lookup = Lookup(listed("a", "z"), ["train"], ["train"])
     lookup.lines("train", ["a"])
     lookup.recognised.add("z")
-    lookup.check("here")
+    lookup.check("here", ())
 
 
 def test_additional_names_of_splits_are_read() -> None:
@@ -270,3 +271,53 @@ def test_keys_of_exports_are_checked() -> None:
         with pytest.raises(DataDamagedError) as refused:
             keys.parse(data, "here")
         assert "here" in str(refused.value)
+
+
+NFC, NFD = "\xc4pfel/1.jpg", "A\u0308pfel/1.jpg"
+_NO_HINT = "no such key in here. Write"
+
+
+@pytest.mark.parametrize(
+    ("lines", "hint"),
+    [
+        (
+            (NFC,),
+            f"Line 1: did you mean {NFD!a}, which differs only in its Unicode form (NFD)? Write",
+        ),
+        (("b/1.jpg", f"train:{NFC}"), f"Line 2: did you mean {f'train:{NFD}'!a}, which differs"),
+        ((f"holdout:{NFC}",), f"Line 1: did you mean {f'holdout:{NFD}'!a}, which differs"),
+        ((f"test:{NFC}",), _NO_HINT),
+        (("b/2.jpg",), "Line 1: did you mean 'b/2.jpg ', which has a blank at its end? Write"),
+        (("b/1.jpg ",), "Line 1: did you mean 'b/1.jpg', which has no blank at its end? Write"),
+        (
+            ("b/2.jpg", NFC, "z"),
+            "which has a blank at its end? 2 of these lines look the same as a key. Write",
+        ),
+        (("c/1.jpg",), _NO_HINT),
+        (("\xe4pfel/1.jpg",), _NO_HINT),
+        (("b/1.jpeg",), _NO_HINT),
+    ],
+)
+def test_key_that_looks_the_same_is_named(lines: tuple[str, ...], hint: str) -> None:
+    """Keys are never accepted in a different form, so that no other image is excluded."""
+    images = {"train": [NFD, "b/1.jpg", "b/2.jpg ", "c/1.jpg ", " c/1.jpg"]}
+    with pytest.raises(UsageError) as refused:
+        looked_up(lines, images, split_of={"holdout": "train"})
+    assert hint in str(refused.value)
+
+
+def test_accepted_key_that_looks_the_same_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    lookup = Lookup(listed("z", NFC, allows_unknown=True), ["train"], ["train"])
+    lookup.lines("train", [NFD])
+    lookup.check("here", [("train", NFD)])
+    assert f"(--allow-unknown). Line 2: did you mean {NFD!a}, which" in capsys.readouterr().err
+
+
+def test_keys_are_only_read_again_for_odd_lines() -> None:
+    def refused() -> Iterator[tuple[str, str]]:
+        raise AssertionError
+        yield
+
+    for line in ("a/1.jpg", "train:a/1.jpg"):
+        lookup = Lookup(listed(line, allows_unknown=True), ["train"], ["train"])
+        lookup.check("here", refused())

@@ -132,7 +132,6 @@ _BLANK_AT_END = "blank-start-end-line-part"
 _PATH = "key-not-contain-path-prepared"
 _QUOTED = "line-only-key-without-quotes"
 _BACKSLASH = "key-character-after-class-also"
-_DECOMPOSED = "some-letters-accents-two-spellings"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ _DECOMPOSED = "some-letters-accents-two-spellings"
         ('"cats/1.jpg"', [_QUOTED]),
         ("cats/1.jpg,cats", [_QUOTED]),
         ("cats/1.jpg;cats", [_QUOTED]),
-        ("Blu\u0308mchen/1.jpg", [_DECOMPOSED]),
+        ("Blu\u0308mchen/1.jpg", []),
         ("my photographs/cats/1.jpg\t3", [_BLANK_IN_CLASS, _PATH, _QUOTED]),
     ],
 )
@@ -166,7 +165,7 @@ def test_unknown_line_gets_the_advice_for_it(line: str, advice: list[str], tmp_p
     with pytest.raises(UsageError) as refused:
         found.refuse_unknown({line}, "x")
     said = str(refused.value)
-    every = [_BLANK_IN_CLASS, _BLANK_AT_END, _PATH, _BACKSLASH, _QUOTED, _DECOMPOSED]
+    every = [_BLANK_IN_CLASS, _BLANK_AT_END, _PATH, _BACKSLASH, _QUOTED]
     assert [key for key in every if says(key).search(said)] == advice
 
 

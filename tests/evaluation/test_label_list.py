@@ -109,9 +109,9 @@ def test_published_lists_are_recognised_by_sha256(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", says("line-1-not-header")),
-        ("key,label\na,1\n", says("line-1-not-header")),
-        ("key,class\na\n", says("line-not-key-classes", 2)),
+        ("", says("line-1-expected-header", 1)),
+        ("key,label\na,1\n", says("line-1-expected-header", 1)),
+        ("key,class\na\n", says("line-expected-two-fields-key", 2)),
         ("key,class\n,1\n", says("line-not-key-classes", 2)),
         ("key,class\na,1\nb,2\na,1\n", says("line-repeats-key-earlier-line", 4)),
         ('key,class\n"a\n', exactly("unexpected end of data")),

@@ -118,6 +118,28 @@ def test_lists_decide_on_labels_and_excluded_images(tmp_path: Path) -> None:
     assert table.rows[2].sha256 == listed["sha256"]
 
 
+def test_list_may_name_a_class_like_a_folder(tmp_path: Path) -> None:
+    names = [f"Ga\u0308rten_{index}" for index in range(10)]
+    place = write_names(tmp_path / "set", [("a/1", 0), ("a/2", 7)], num_classes=10, names=names)
+    (tmp_path / "own.csv").write_text("key,class\na/1,G\xe4rten_0\na/2,g\xe4rten_7\n")
+    table = score(scores_of([0], [7]), place, labels=[tmp_path / "own.csv"])
+    assert shares(table)[2] == ("own.csv", 2, 1.0, 1.0, 10)
+
+
+def test_key_that_looks_the_same_is_named(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    hint = "Did you mean 'a/2', which has no blank at its end?"
+    scores = scores_of([4], [1], [2], [7])
+    place = small(tmp_path / "set")
+    own.write_text("key,class\na/1,1\nnobody,1\na/2 ,1\n")
+    table = score(scores, place, labels=[own])
+    assert table.notes == [f"own.csv: keys without an image: {hint}"]
+    own.write_text("key,class\nnobody,1\na/2 ,1\n")
+    with pytest.raises(UsageError, match=says("none-keys-see-keys-use", ..., 2)) as refused:
+        score(scores, place, labels=[own])
+    assert f". {hint} To see" in str(refused.value)
+
+
 def test_number_in_a_list_may_name_a_class(tmp_path: Path) -> None:
     """Classes that are named by numbers, in another order: the name precedes the index."""
     names = [str(9 - index) for index in range(10)]

@@ -217,8 +217,8 @@ def test_bytes_are_only_excluded_from_chosen_splits(
     [
         (b"key,class\n\xff,1\n", says("not-utf-8-text-byte-save", "list", 10)),
         (b"key,class\n", says("no-key-after-header-list", "list")),
-        (b"key\n", says("line-1-expected-header", "list")),
-        (b"key,class\na,1,2\n", says("line-expected-two-fields-key", "list", 2)),
+        (b"key\n", says("line-1-expected-header", 1, ..., "1 column")),
+        (b"key,class\na,1,2\n", says("line-expected-two-fields-key", 2)),
         (b'key,class\n"a,1\n', exactly("list: line 2: ")),
         (
             b"key,class\na,2\n",
@@ -239,10 +239,24 @@ def test_invalid_list_of_classes_is_refused(
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "Flowers_&_Gärten",
+        "Flowers & Gärten",
+        "flowers_&_ga\u0308rten",
+        "Flowers_&_Gärten ",
+        "1",
+    ],
+)
+def test_class_of_list_is_named_like_a_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "list").write_text(f"key,class\na,{name}\n")
+    classes = ClassList(("n01440764", "Flowers_&_Gärten"), ("tench", "Flowers"))
+    assert read_relabels(str(tmp_path / "list"), classes).class_of == {2: 1}
+
+
+@pytest.mark.parametrize(
     ("name", "right"),
     [
-        ("Flowers & Gärten", "Flowers_&_Gärten"),
-        ("flowers_&_ga\u0308rten", "Flowers_&_Gärten"),
         ("tench", "n01440764"),
         ("n0144076", "n01440764"),
         ("nothing like it", None),

@@ -203,7 +203,7 @@ def named(lines: str, images: dict[str, list[str]], **given: Any) -> dict[str, l
     recipe = PrepareConfig(source="/in", out="/out", **given).recipe()
     lookup = selection.exclusions_of(keys.parse_list("list", lines.encode()), recipe)
     found = {split: lookup.lines(split, names) for split, names in images.items()}
-    lookup.check("here")
+    lookup.check("here", ((split, key) for split in images for key in images[split]))
     return found
 
 

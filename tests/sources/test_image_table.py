@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.sources import detect, image_table, labels
 from imagenet_prep.sources.image_table import ImageTable
 from tests.kit.layouts import write
@@ -193,7 +197,7 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     "no label": (
         TWO,
         {"labels.csv": "id,label\nx,\ny,a\n"},
-        r"labels\.csv: line 2: has 2 fields, expected 2 with an image and its class",
+        r"labels\.csv: line 2: the column label is empty, expected the class of the image\.",
     ),
     "no image": (
         TWO,
@@ -204,7 +208,7 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     "no name": (
         TWO,
         {"labels.csv": "id,label\n,a\nx,a\ny,a\n"},
-        "line 2: has 2 fields, expected 2 with an image",
+        r"line 2: the column id is empty, expected an image\.",
     ),
     "two labels": (
         TWO,
@@ -229,7 +233,7 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     "unknown split": (
         TWO,
         {"labels.csv": "id,label,split\nx,a,fold1\ny,a,train\n"},
-        "line 2: has 3 fields, expected 3 .* train, val or test",
+        "line 2: the column split has 'fold1', expected train, val or test",
     ),
     "a comma too many": (
         TWO,
@@ -376,3 +380,87 @@ def test_only_listed_names_are_tables(tmp_path: Path) -> None:
     )
     root = make(tmp_path, "", dict.fromkeys((*tables, *others), ""))
     assert {table.path.name for table in image_table.locate(root)} == {*tables}
+
+
+NFC, NFD = "Bl\xfcte", "Blu\u0308te"
+# Images, table, and the class of each image by path; or what the message says.
+FORMS: dict[str, tuple[list[str], str, dict[str, str] | list[str]]] = {
+    "NFD file": ([f"i/{NFD}.jpg"], f"{NFC}.jpg,a\n", {f"i/{NFD}.jpg": "a"}),
+    "NFC file": ([f"i/{NFC}.jpg"], f"{NFD}.jpg,a\n", {f"i/{NFC}.jpg": "a"}),
+    "without extension": ([f"i/{NFD}.jpg"], f"{NFC},a\n", {f"i/{NFD}.jpg": "a"}),
+    "folder": ([f"{NFD}/x.jpg"], f"{NFC}/x.jpg,a\n", {f"{NFD}/x.jpg": "a"}),
+    "backslash": ([f"{NFD}/{NFD}.jpg"], f".\\{NFC}\\{NFC},a\n", {f"{NFD}/{NFD}.jpg": "a"}),
+    "blanks": (
+        ["i/x.jpg ", "i/ y.jpg", "j /z.jpg"],
+        "x.jpg,a\n y.jpg,b\nj/z,c\n",
+        {"i/x.jpg ": "a", "i/ y.jpg": "b", "j /z.jpg": "c"},
+    ),
+    "both files, both lines": (
+        [f"i/{NFC}.jpg", f"i/{NFD}.jpg"],
+        f"{NFC},a\n{NFD},b\n",
+        {f"i/{NFC}.jpg": "a", f"i/{NFD}.jpg": "b"},
+    ),
+    "the exact name of two": (
+        [f"i/{NFC}.jpg", f"test/{NFD}.jpg"],
+        f"{NFC},a\n",
+        {f"i/{NFC}.jpg": "a"},
+    ),
+    "both files, one line": (
+        [f"i/{NFC}.jpg", f"i/{NFD}.jpg"],
+        f"{NFC},a\n",
+        [f"i/{NFD}.jpg: has no line in labels.csv, unlike {f'i/{NFC}.jpg'!a}, which differs only"],
+    ),
+    "neither is exact": (
+        [f"i/{NFC}{NFC}.jpg", f"i/{NFD}{NFD}.jpg"],
+        f"{NFC}{NFD},a\n",
+        [f"found i/{NFD}{NFD}.jpg, {f'i/{NFC}{NFC}.jpg'!a}, which differs only in its Unicode"],
+    ),
+    "both lines, one file": (
+        [f"i/{NFD}.jpg"],
+        f"{NFC},a\n{NFD},a\n",
+        [f"line 3: expected one image {NFD!r} that no other line lists, found i/{NFD}.jpg."],
+    ),
+    "only case differs": ([f"i/{NFD}.jpg"], "BL\xdcTE,a\n", ["found none."]),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_names_that_look_the_same_are_found(tmp_path: Path, name: str) -> None:
+    images, text, expected = FORMS[name]
+    for image in images:
+        write(tmp_path / image, JPEG)
+    write(tmp_path / "labels.csv", f"id,label\n{text}".encode())
+    if isinstance(expected, list):
+        with pytest.raises(SourceError) as refused:
+            read(tmp_path)
+        assert [said for said in expected if said not in str(refused.value)] == []
+        return
+    _, rows, _ = image_table.labelled(tmp_path, tmp_path)
+    assert {file.path: row.class_name for file, row in rows.items()} == expected
+    assert len(read(tmp_path)) == len(expected)
+
+
+_LETTERS = "abe\xe4\xe9\u1ec7\uac01\u212b\u0301\u0323 ._-"
+_NAMES = st.lists(
+    st.text(_LETTERS, min_size=1, max_size=5).filter(str.strip),
+    min_size=1,
+    max_size=6,
+    unique_by=as_seen,
+)
+
+
+@given(_NAMES, st.sampled_from(["NFC", "NFD"]), st.sampled_from(["NFC", "NFD"]))
+def test_table_may_have_either_form(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], files: str, lines: str
+) -> None:
+    root = tmp_path_factory.mktemp("forms")
+    text = "id,label\n"
+    expected: dict[str, str] = {}
+    for number, name in enumerate(names):
+        file = f"i/x{unicodedata.normalize(files, name)}.jpg"  # type: ignore[arg-type]
+        write(root / file, JPEG)
+        text += f"x{unicodedata.normalize(lines, name)}.jpg,{number}\n"  # type: ignore[arg-type]
+        expected[file] = str(number)
+    write(root / "labels.csv", text.encode())
+    _, rows, _ = image_table.labelled(root, root)
+    assert {file.path: row.class_name for file, row in rows.items()} == expected

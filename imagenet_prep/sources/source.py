@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.core.small_files import UTF_16, not_utf_8
+from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.jpeg import APPLY, NEUTRAL
@@ -200,14 +202,29 @@ class Source(ABC):
     def _listed_keys(self) -> dict[str, frozenset[str]]:
         return {split: frozenset(names.values()) for split, names in self.keys.items()}
 
+    @cached_property
+    def _keys_as_seen(self) -> dict[str, dict[str, str]]:
+        """The keys of an export, by split and place as seen; without places that look the same."""
+        found: dict[str, dict[str, str]] = {}
+        for split, names in self.keys.items():
+            places = Counter(map(as_seen, names))
+            found[split] = {
+                as_seen(place): key for place, key in names.items() if places[as_seen(place)] == 1
+            }
+        return found
+
     def key_of(
         self, split: str, class_index: int, path: str, where: str, folder: str = "", place: str = ""
     ) -> str:
         """Returns the key of the image at `path`; `folder` ("" or "x/") precedes the base name.
 
-        If an export lists a key for the `place` (by default the path), this is the key.
+        If an export lists a key for the `place` (by default the path), this is the key. A copy of
+        an export, as on a Mac, may have names in a different Unicode form.
         """
-        key = self.keys.get(split, {}).get(place or path)
+        listed = self.keys.get(split, {})
+        key = listed.get(place or path)
+        if key is None and listed:
+            key = self._keys_as_seen[split].get(as_seen(place or path))
         if key is None:
             key = self._derived_key(split, class_index, path, where, folder)
             if key in self._listed_keys.get(split, ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import os
@@ -415,3 +416,27 @@ def test_only_class_folders_are_stated_as_classes(tmp_path: Path) -> None:
     root = made(tmp_path, "train/n01440764/1.JPEG val/n01440764_1.JPEG")
     found = folder.find(root, ["train", "validation"])
     assert [statement[1:] for statement in found.evidence] == [("train/", "1 class folder")]
+
+
+NFC, NFD = "Bl\xfcte", "Blu\u0308te"
+
+
+@pytest.mark.parametrize(
+    ("listed", "file", "key"),
+    [
+        ({NFD: "dog/1.jpg"}, NFD, "dog/1.jpg"),
+        ({NFD: "dog/1.jpg"}, NFC, "dog/1.jpg"),
+        ({NFC: "dog/1.jpg"}, NFD, "dog/1.jpg"),
+        ({NFC: "dog/1.jpg", NFD: "dog/2.jpg"}, NFD, "dog/2.jpg"),
+        ({f"{NFC}{NFD}": "dog/1.jpg", f"{NFD}{NFC}": "dog/2.jpg"}, f"{NFC}{NFC}", None),
+        ({NFC.upper(): "dog/1.jpg"}, NFC, None),
+    ],
+)
+def test_copied_export_may_have_either_form(
+    tmp_path: Path, listed: dict[str, str], file: str, key: str | None
+) -> None:
+    write(tmp_path / "train" / "cat" / f"{file}.jpg", b"image")
+    places = {f"train/cat/{name}.jpg": key_of_place for name, key_of_place in listed.items()}
+    source = folder.find(tmp_path, ["train"])
+    (member,) = members(dataclasses.replace(source, keys={"train": places}), "train")
+    assert member.key == (key or f"cat/{file}.jpg")

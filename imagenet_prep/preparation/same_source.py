@@ -51,6 +51,8 @@ _ADVICE = "Choose a different folder"
 _ADDED = "added"
 _REMOVED = "removed"
 _OTHER = "other"
+_RESIZED = "with a different class or size"
+_ALTERED = "with changed bytes"
 # Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
 # Returns whether the bytes of an image (a member or sample) differ from its row of the table. For
@@ -123,6 +125,12 @@ def _advice(dataset: str, selection: Selection, kinds: Collection[str], new: Seq
         ways.append(
             "If images only moved to a different class, leave the dataset as it is, and run "
             f"{command} --relabel FILE --out NEW. "
+        )
+    if {_RESIZED, _ALTERED} & {*kinds}:
+        ways.append(
+            "To replace edited images, list their keys in a file, copy the images to DIR/CLASS/ in "
+            f"a new folder DIR, and run {command} --exclude FILE --out NEW, and then imagenet-prep "
+            "amend NEW --add DIR --readmit --out NEWER. "
         )
     if not ways:
         return _ADVICE
@@ -321,7 +329,7 @@ def _differences(
             old_runs.write(map(_entry, was))
             new_runs.write(map(_entry, now))
         kinds = _unequal(old_runs, new_runs)
-    for kind, keys in {**kinds, "with changed bytes": altered}.items():
+    for kind, keys in {**kinds, _ALTERED: altered}.items():
         if keys:
             words = f"{where}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
             yield kind, words
@@ -345,7 +353,7 @@ def _unequal(old_runs: SortedRuns, new_runs: SortedRuns) -> dict[str, list[str]]
         removed += old.keys() - new.keys()
         added += new.keys() - old.keys()
         other += (key for key in old.keys() & new.keys() if old[key] != new[key])
-    kinds = {_REMOVED: removed, _ADDED: added, "with a different class or size": other}
+    kinds = {_REMOVED: removed, _ADDED: added, _RESIZED: other}
     return {kind: [key.decode() for key in keys] for kind, keys in kinds.items()}
 
 

@@ -6,6 +6,7 @@ comparison itself can find it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -21,11 +22,12 @@ from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.resize import ResizeConfig, resize
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit import layouts
+from tests.kit import command, layouts
 from tests.kit.dataset import everything, stamps
 from tests.kit.messages import says
 from tests.kit.miniature import Miniature
@@ -87,10 +89,14 @@ def named(text: str) -> list[str]:
     return re.findall(r"\w+/\w+\.jpg", text)
 
 
-def keys_of(out: Path) -> list[str]:
-    """Returns the keys of the images in the order of their records."""
+def rows_of(out: Path) -> list[Sample]:
+    """Returns the table of samples in the order of the records."""
     dataset = open_dataset(str(out))
-    return [row.key for rows in dataset.rows(dataset.shards("train")) for row in rows]
+    return [row for rows in dataset.rows(dataset.shards("train")) for row in rows]
+
+
+def keys_of(out: Path) -> list[str]:
+    return [row.key for row in rows_of(out)]
 
 
 @SHARDS
@@ -152,6 +158,27 @@ def test_images_of_new_sizes_are_named(source: Path, tmp_path: Path, num_shards:
     made(source, tmp_path / "out", num_shards)
     put(source, "dog/1", photograph(40, 50, 4))
     assert named(refusal(made, source, tmp_path / "out", num_shards)) == ["dog/1.jpg"]
+
+
+@pytest.mark.parametrize("data", [image(40), other_density(image(4))], ids=["size", "bytes"])
+def test_advice_for_edited_images_replaces_them(source: Path, tmp_path: Path, data: bytes) -> None:
+    made(source, tmp_path / "out")
+    put(source, "dog/1", data)
+    text = refusal(made, source, tmp_path / "out")
+    assert named(text) == ["dog/1.jpg"]
+
+    (tmp_path / "edited.txt").write_text("dog/1.jpg\n", "utf-8")
+    put(tmp_path, "dog/1", data, "new")
+    places = {"FILE": "edited.txt", "DIR": "new", "NEW": "without", "NEWER": "newer"}
+    commands = re.findall(r"imagenet-prep amend [^,]*?--out \w+", text)
+    assert len(commands) == 2
+    for line in commands:
+        _, verb, *words = shlex.split(line)
+        done = command.run(verb, *(places.get(word, word) for word in words), cwd=tmp_path)
+        assert done.code == 0, done
+    (found,) = (row for row in rows_of(tmp_path / "newer") if row.key == "dog/1.jpg")
+    assert found.source_sha256 == hashlib.sha256(data).hexdigest()
+    assert sorted(keys_of(tmp_path / "newer")) == sorted(keys_of(tmp_path / "out"))
 
 
 @SHARDS

@@ -385,8 +385,8 @@ def token_for(base: str) -> str | None:
         )
     if _has_proxy(base):
         raise UsageError(
-            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy in HTTP_PROXY. Set "
-            f"NO_PROXY={host}."
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy in HTTP_PROXY or "
+            f"ALL_PROXY. Set NO_PROXY={host}."
         )
     return token
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import requests
 
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
+from imagenet_prep.storage import http
 from imagenet_prep.storage.http import WebFolder
 from imagenet_prep.storage.remote import Access, ChangedError
 from imagenet_prep.storage.store import open_readable
@@ -80,3 +83,28 @@ def test_page_without_its_type_is_no_archive(page: bytes) -> None:
         with pytest.raises(StoreError, match=says("server-sends-web-page-instead")):
             folder.stat_once("x")
         assert folder.stat_once("y").size == 1 + len(page)
+
+
+@pytest.mark.parametrize("proxy", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_credentials_for_loopback_never_reach_proxies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    base = "http://127.0.0.1:8000"
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login ann password open-sesame\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    credentials = http.Credentials(base)
+    direct = requests.Request("GET", f"{base}/x", auth=credentials).prepare()
+    assert "Authorization" in direct.headers
+
+    monkeypatch.setenv(proxy, "http://gate.example.com:3128")
+    passed = requests.Request("GET", f"{base}/x", auth=credentials).prepare()
+    assert "Authorization" not in passed.headers
+    monkeypatch.setenv(http.TOKEN_VARIABLE, "127.0.0.1:8000=open-sesame")
+    with pytest.raises(
+        UsageError, match=says("token-would-sent-proxy-http_proxy", ..., ..., "127")
+    ):
+        WebFolder(base)

@@ -317,17 +317,6 @@ def test_token_is_never_sent_in_clear_text(
     assert SECRET not in str(caught.value)
 
 
-def test_token_for_loopback_is_not_given_to_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
-    monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
-    monkeypatch.setenv("no_proxy", "")
-    monkeypatch.setenv("NO_PROXY", "")
-    with pytest.raises(
-        UsageError, match=says("token-would-sent-proxy-http_proxy", ..., ..., "127")
-    ):
-        open_here("http://127.0.0.1:8000")
-
-
 def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cookies = tmp_path / "cookies.txt"
     lines = [

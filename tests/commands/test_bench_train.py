@@ -55,6 +55,34 @@ def test_figures_without_data_or_price_have_gaps() -> None:
     assert scaling.cells([row])[0][5] == scaling.cells([row])[0][9] == "-"
 
 
+def test_each_cell_shows_its_own_figure() -> None:
+    row = scaling.RankFigures(
+        ranks=1024,
+        hosts=128,
+        images_per_s=1234.56,
+        images_per_s_without_input=2345.67,
+        efficiency=0.91,
+        input_share=0.32,
+        communication_share=0.13,
+        start_up_s=54.32,
+        hours=6.54,
+        dollars=7654.3,
+    )
+
+    assert dict(zip(scaling.HEADER, *scaling.cells([row]), strict=True)) == {
+        "ranks": "1,024",
+        "hosts": "128",
+        "images/s": "1,234.6",
+        "without input": "2,345.7",
+        "efficiency": "91%",
+        "input": "32%",
+        "communication": "13%",
+        "start-up": "54.3 s",
+        "90 epochs": "6.5 h",
+        "dollars": "7,654",
+    }
+
+
 def test_first_rows_of_a_run_are_ignored() -> None:
     speeds = (1.0, 2.0, 3.0, 10.0, 12.0, 11.0)
     rows = [{"kind": "start"}, *({"kind": "train", "images_per_s": speed} for speed in speeds)]
@@ -301,6 +329,18 @@ def test_invalid_figures_file_is_refused_by_name(tmp_path: Path, content: str) -
         UsageError,
         match=says("not-bench-train.json-written-imagenet-prep-bench-train", "figures.json"),
     ):
+        scaling.load(path)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+@pytest.mark.parametrize("field", ["ranks", "images_per_s", "images_per_s_without_input"])
+def test_row_without_ranks_or_speed_is_refused(tmp_path: Path, field: str, number: int) -> None:
+    rows = bench_train.figures(MEASURED, [16], None)
+    rows[-1] = dataclasses.replace(rows[-1], **{field: number})
+    path = tmp_path / "figures.json"
+    path.write_bytes(strict_json.dumps({"rows": rows}))
+
+    with pytest.raises(UsageError, match=says("number-ranks-speed-0-negative")):
         scaling.load(path)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.member import Origin
 from imagenet_prep.reporting import sample
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
@@ -50,6 +54,61 @@ def test_every_colour_space_becomes_a_small_square(mode: str) -> None:
     assert uri is not None
     assert uri.startswith("data:image/webp;base64,")
     assert len(uri) < 4000
+
+
+@pytest.mark.parametrize(
+    ("source", "stored", "is_compared"),
+    [
+        (encoded(NOISE), encoded(NOISE.resize((200, 150))), True),
+        (encoded(NOISE.rotate(90, expand=True)), encoded(NOISE.resize((200, 150))), False),
+        (encoded(NOISE.resize((399, 300))), encoded(NOISE.resize((200, 150))), False),
+        (encoded(NOISE), encoded(NOISE.resize((150, 200))), False),
+        (encoded(NOISE), b"", False),
+        (b"", encoded(NOISE.resize((200, 150))), False),
+        (None, encoded(NOISE.resize((200, 150))), False),
+    ],
+    ids=["sound", "turned", "smaller", "stored turned", "no image", "no source image", "absent"],
+)
+def test_only_sources_of_the_noted_size_are_compared(
+    monkeypatch: pytest.MonkeyPatch, source: bytes | None, stored: bytes, is_compared: bool
+) -> None:
+    origin = Origin(0, "n1/a.JPEG", "train.tar", 512, len(source or b""), 300, 400)
+    example = ImageExample(b"", 150, 200, "a.JPEG", 1, "n1", "a")
+    tile = sample.Tile(sample.ShownRecord("shard", 0, "", origin), 0, example, len(stored), "")
+    monkeypatch.setattr(sample, "read", lambda *_: example._replace(encoded=stored))
+    facts: Any = SimpleNamespace(source_bytes=lambda *_: source)
+    sample._compare_with_source(facts, [tile])
+
+    shown = (tile.psnr, tile.before, tile.after)
+    assert [each is not None for each in shown] == [is_compared] * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_record_is_selected_at_most_once(seed: int) -> None:
+    """Records of known origin come first, and are not drawn again."""
+    sizes = {"a": 9, "b": 0, "c": 4, "d": 7}
+    origins = {"a": (0, 4, 8), "d": (6,)}
+    tasks = [
+        SimpleNamespace(
+            shard=shard,
+            origins=[Origin(number, "n1/x", "t", 0, 1, 1, 1) for number in origins.get(shard, ())],
+        )
+        for shard in sizes
+    ]
+    shards = [SimpleNamespace(name=name, examples=size) for name, size in sizes.items()]
+    facts: Any = SimpleNamespace(tasks=tasks, shards=shards)
+    chosen = [
+        (shard, number, origin is not None)
+        for shard, records in sample._groups(facts, seed)
+        for number, origin in records
+    ]
+
+    assert sorted(chosen) == [
+        (shard, number, number in origins.get(shard, ()))
+        for shard, size in sizes.items()
+        for number in range(size)
+    ]
+    assert [has_origin for _, _, has_origin in chosen] == [True] * 4 + [False] * 16
 
 
 def test_the_middle_is_cropped_within_the_image() -> None:

@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -257,6 +258,45 @@ def test_wrong_message_of_child_is_a_bad_image(
     with pytest.raises(BadImageError) as caught:
         call(PNG)
     assert caught.value.reason == cage.DECODER_DIED
+
+
+class Claims:
+    """A pipe in which a child announces sizes, and then sends some bytes."""
+
+    def __init__(self, text_bytes: int, data_bytes: int, sent: bytes) -> None:
+        self._rest = struct.pack("<IQ", text_bytes, data_bytes) + sent
+
+    def read(self, size: int) -> bytes:
+        part = self._rest[:size]
+        self._rest = self._rest[size:]
+        return part
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "data_bytes", "sent", "is_read"),
+    [
+        (4, 8, b"trueDATADATA", True),
+        (4, 0, b"true", True),
+        (4, 9, b"trueDATADATA!", False),
+        (5, 8, b"falseDATADATA", False),
+        (4, 1 << 60, b"trueDATADATA", False),
+        (4, 8, b"trueDATADAT", False),
+        (4, 8, b"tru", False),
+        (4, 8, b"", False),
+    ],
+)
+def test_children_announce_sizes_within_bounds(
+    monkeypatch: pytest.MonkeyPatch, text_bytes: int, data_bytes: int, sent: bytes, is_read: bool
+) -> None:
+    """A child that an image has taken over could fill the memory of this process."""
+    monkeypatch.setattr(cage, "_MOST_TEXT_BYTES", 4)
+    monkeypatch.setattr(cage, "_MOST_BYTES", 8)
+    pipe = Claims(text_bytes, data_bytes, sent)
+    if is_read:
+        assert cage.read(pipe) == (True, sent[4:])
+        return
+    with pytest.raises(EOFError):
+        cage.read(pipe)
 
 
 def test_threads_get_their_own_results() -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,14 +230,28 @@ def test_error_for_short_memory_has_its_known_number() -> None:
     assert text.startswith(b"Insufficient memory")
 
 
-def test_lack_of_memory_is_no_verdict() -> None:
-    data = jpegs.encode(corpus.photograph(300, 400), 90, "444")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "space.shrink(data, 500, 500, 90, 10**8)",
+        "space.shrink(data, 9000, 9000, 90, 10**8)",
+        "space.means(data, 10**8)",
+        "look.decode(data, None, pixels[0])",
+        "look.decode_many(jobs)",
+    ],
+)
+def test_lack_of_memory_is_no_verdict(call: str) -> None:
+    data = jpegs.encode(corpus.photograph(1500, 2000), 90, "444")
     code = (
-        "import resource, sys; from imagenet_prep.codec import planes\n"
-        "data = sys.stdin.buffer.read(); planes.require()\n"
+        "import resource, sys; import numpy as np; from imagenet_prep.codec import planes\n"
+        "data = sys.stdin.buffer.read(); space = planes.allowed_here()\n"
+        "look = planes.Look(1000, 1000, planes.BYTES, planes.LINEAR)\n"
+        "pixels = np.zeros((2, 1000, 1000, 3), np.uint8)\n"
+        "windows = np.array([[0, 0, 1500, 2000]] * 2, np.int32)\n"
+        "jobs = look.jobs([data] * 2, windows, np.zeros(2, bool), pixels)\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20),) * 2)\n"
-        "try: planes.workspace().shrink(data, 9000, 9000, 90, 10**6)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20),) * 2)\n"
+        f"try: {call}\n"
         "except MemoryError as error: print('short:', error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True)
@@ -292,9 +307,33 @@ WINDOWS = [
 ]
 
 
+USUAL = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+# Values such as 128.5 and 254.25 are between two numbers of type bfloat16.
+HALVES = ((0.5, -0.5, 0.25), (1.0, 1.0, 0.5))
+
+
+@pytest.mark.parametrize("scale", [USUAL, HALVES], ids=["usual", "halves"])
+def test_bfloat16_is_the_nearest_or_even_number(scale: Any) -> None:
+    exact = planes.Values("float32", *scale).table.astype(np.float64)
+    table = planes.Values("bfloat16", *scale).table
+
+    def distance(bits: np.ndarray) -> np.ndarray:
+        numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+        return np.abs(numbers.astype(np.float64) - exact)
+
+    # 0 has no number below it with the same sign.
+    below, above = distance(np.maximum(table, 1) - 1), distance(table + 1)
+    nearest = np.minimum(below, above)
+    assert (distance(table) <= nearest).all()
+    ties = distance(table) == nearest
+    assert (table[ties] % 2 == 0).all()
+    assert ties.any() == (scale is HALVES)
+
+
+@pytest.mark.parametrize("scale", [USUAL, HALVES], ids=["usual", "halves"])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
-def test_every_kernel_gives_the_same_pixels(dtype: str) -> None:
-    values = planes.Values(dtype, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+def test_every_kernel_gives_the_same_pixels(dtype: str, scale: Any) -> None:
+    values = planes.Values(dtype, *scale)
     shape = (37, 45, 3)  # no multiple of any vector
     for name, first, mirrored in itertools.product(
         ("96x128 420", "96x128 444"), *[(False, True)] * 2

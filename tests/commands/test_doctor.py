@@ -18,6 +18,7 @@ import pytest
 from imagenet_prep import doctor
 from imagenet_prep.codec import cage
 from imagenet_prep.core import imports
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
@@ -364,6 +365,26 @@ def test_bucket_that_answers_with_different_contents_is_wrong(
 
     assert check.state == "wrong"
     assert prefix in check.found
+    assert CHECK_BY_READING not in os.environ
+
+
+@pytest.mark.extras
+def test_bucket_that_alters_large_objects_is_wrong(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has confirmed the upload, so only the object's state shows the difference."""
+    problem_of = BucketStore.problem
+
+    def problem(store: BucketStore, file: DatasetFile, *more: str) -> FileProblem | None:
+        if not file.name.endswith("/object"):
+            return problem_of(store, file, *more)
+        return FileProblem(f"{file.name}: 7 bytes, expected {file.num_bytes:,}")
+
+    monkeypatch.setattr(BucketStore, "problem", problem)
+    check = found(doctor.DoctorConfig(dir=str(tmp_path), s3=prefix))["S3"]
+
+    assert check.state == "wrong"
+    assert "/object: 7 bytes, expected 33,555,456" in check.found
     assert CHECK_BY_READING not in os.environ
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -553,6 +554,34 @@ def test_mpirun_uses_ssh_only_for_remote_hosts(
     assert ("plm_rsh_no_tree_spawn" in words) == bool(expected)
     assert words[words.index("-np") + 1] == str(2 * len(hosts))
     assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("then", "kinds"),
+    [
+        ([peers.line("ask", seconds=1.0)], ["run", "ask"]),
+        ([], ["run"]),
+        ([b"junk\n", peers.line("ask", seconds=1.0)], ["run"]),
+    ],
+    ids=["asked", "ended", "junk"],
+)
+def test_hosts_wait_for_a_stopped_launch(then: list[bytes], kinds: list[str]) -> None:
+    """Ctrl-Z stops `launch`, so that it is silent; its ranks continue."""
+    reads, writes = os.pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    order = LaunchOrder("the-mark", ".", ["true"], {}, [], None)
+    orders = host._orders(Channel(reads, null, host.TO_HOST, silence_s=0.05))
+
+    def speak() -> None:
+        with os.fdopen(writes, "wb", 0) as launch:
+            launch.write(said_to_host(order))
+            time.sleep(0.3)
+            for line in then:
+                launch.write(line)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(speak)
+        assert [each.kind for each in orders] == kinds
 
 
 def test_host_starts_nothing_if_its_launch_ends_early() -> None:

@@ -101,6 +101,34 @@ def pass_on(voice: Voice, lines: list[str]) -> None:
     voice.wait()
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["first", "last"], "rank 3: last"),
+        (["why", "", "  ", "\t"], "rank 3: why"),
+        (["imagenet-prep: why", "last", ""], "rank 3: why"),
+        (["imagenet-prep: early", "imagenet-prep: late", ""], "rank 3: late"),
+        ([""], "rank 3: "),
+    ],
+)
+def test_empty_lines_do_not_hide_the_reason(lines: list[str], reason: str) -> None:
+    code = "import sys; print(*sys.argv[1:], sep='\\n', file=sys.stderr); sys.exit(1)"
+    rank = Rank([sys.executable, "-S", "-c", code, *lines], {"RANK": "3"})
+
+    assert rank.code() == 1
+    assert rank.reason() == reason
+
+
+def test_logs_keep_the_output_of_earlier_starts(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        voice = Voice("rank 3", str(tmp_path), lambda: None)
+        pass_on(voice, [word])
+        assert voice._log is not None
+        voice._log.close()
+
+    assert (tmp_path / "rank-3.log").read_text().split() == ["first"] * 2 + ["second"] * 2
+
+
 @pytest.mark.parametrize("full", ["_log", "stdout", "stderr"])
 def test_only_output_on_a_full_disk_is_lost(
     tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

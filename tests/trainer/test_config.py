@@ -235,6 +235,43 @@ def test_runs_of_older_versions_continue_with_their_crops() -> None:
     assert recipe.difference(saved, other) == "crops None, this one has timm"
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second", "words"),
+    [
+        ("crop_area", ("0.2", "1"), ("0.2", "0.9"), "area 0.2,1, this one has area 0.2,0.9"),
+        ("crop_aspect", ("0.5", "2"), ("0.8", "2"), "aspect 0.5,2, this one has aspect 0.8,2"),
+        ("crop_filter", "bicubic", "bilinear", "filter bicubic, this one has filter bilinear"),
+        ("crop_share", 0.9, 0.8, "share 0.9, this one has share 0.8"),
+        ("crop_share", 0.9, None, "share 0.9, this one has None"),
+    ],
+)
+def test_runs_differ_if_a_flag_changes_crops(
+    name: str, first: Any, second: Any, words: str
+) -> None:
+    one, other = (
+        recipe.resolve(TrainConfig(data_dir="set", **{name: value}), 1, 10_000, 10)
+        for value in (first, second)
+    )
+
+    saved = json.loads(json.dumps(one.facts()))
+    assert recipe.difference(saved, one) is None
+    assert recipe.difference(saved, other) == f"crops {words}"
+
+
+def test_crops_of_a_run_name_each_flag() -> None:
+    given = TrainConfig(
+        data_dir="set",
+        crops="timm",
+        crop_area=("0.2", "1"),
+        crop_aspect=("0.5", "2"),
+        crop_filter="bicubic",
+        crop_share=0.9,
+    )
+
+    crops = recipe.resolve(given, 1, 10_000, 10).crops
+    assert crops == "timm; area 0.2,1; aspect 0.5,2; filter bicubic; share 0.9"
+
+
 def test_mxnet_refuses_our_own_optimizers() -> None:
     tutorial = TrainConfig(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
     assert recipe.resolve(tutorial, 8, 1_281_167, 1000).optimizer == "sgd"

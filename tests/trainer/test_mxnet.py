@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -404,6 +405,30 @@ def test_servers_receive_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch
     servers.close()
 
     assert set(store.called) == {"init", "push", "pull"}
+
+
+def test_ranks_share_weights_statistics_and_momenta(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks of the runs above have no batch norm, and so no statistics."""
+    for name in ("mxnet", "mxnet.gluon"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name in ("model_zoo", "nn"):
+        setattr(sys.modules["mxnet.gluon"], name, ModuleType(name))
+    spec = importlib.util.find_spec("imagenet_prep.trainer.mxnet_learner")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    learner = object.__new__(module.MxnetLearner)
+    learner._weights, learner._statistics, learner._momenta = (
+        [np.full(2, value)] for value in (1, 2, 3)
+    )
+    sent: list[int] = []
+    learner.comm = SimpleNamespace(
+        broadcast=lambda arrays, _: sent.extend(int(array[0]) for array in arrays)
+    )
+
+    learner.share()
+    assert sorted(sent) == [1, 2, 3]
 
 
 class Held(np.ndarray):

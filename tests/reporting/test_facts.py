@@ -224,7 +224,8 @@ def test_lists_of_short_lines_take_little_memory(small: tuple[Path, Manifest], l
     for name in (schema.LABELS, schema.QUARANTINE, schema.index_name(shard)):
         (root / name).write_bytes(lines)
 
-    with limited_memory(128 << 20):
+    # A new thread may reserve 64 MiB of addresses for its allocator.
+    with limited_memory(256 << 20):
         found = gathered(small)
         assert (found.incidents, found.classes) == ([], [])
         assert facts.index_of(found, shard, {0}) == {0: line.decode() + "\n"}

@@ -6,6 +6,8 @@ import errno
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,6 +52,34 @@ def test_only_listed_system_calls_fail(machine: str) -> None:
     expected = dict.fromkeys(calls.values(), errno.EPERM)
     assert failing == expected | {calls["clone3"]: errno.ENOSYS}
     assert EXIT[machine] not in failing
+
+
+@pytest.mark.parametrize(
+    ("version", "rights"),
+    [
+        (1, [0x1FFF]),
+        (2, [0x3FFF]),
+        (3, [0x7FFF]),
+        (4, [0x7FFF, 3]),
+        (5, [0xFFFF, 3]),
+        (6, [0xFFFF, 3, 3]),
+        (9, [0xFFFF, 3, 3]),
+    ],
+)
+def test_landlock_takes_all_rights_of_its_version(version: int, rights: list[int]) -> None:
+    """A kernel refuses rights that it does not know."""
+    asked: list[bytes] = []
+
+    def syscall(number: int, attributes: bytes | None, *_: object) -> int:
+        assert number == 444
+        if attributes is None:
+            return version
+        asked.append(attributes)
+        return -1
+
+    libc: Any = SimpleNamespace(syscall=syscall)
+    assert not confinement._landlock(libc)
+    assert asked == [struct.pack(f"<{len(rights)}Q", *rights)]
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,24 @@ def test_no_rank_starts_after_a_signal(tmp_path: Path) -> None:
     ranks.wait(failed.append)
 
     assert [*tmp_path.iterdir()] == failed == ranks._ranks == []
+
+
+def test_signal_during_a_start_reaches_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that have not been started yet stay so."""
+    ranks = Ranks()
+
+    class Interrupted(Rank):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            ranks.ask()
+
+    monkeypatch.setattr("imagenet_prep.launching.ranks.Rank", Interrupted)
+    code = "import time; time.sleep(20)"
+    ranks.start([sys.executable, "-S", "-c", code], [{"RANK": "0"}, {"RANK": "1"}])
+    failed: list[tuple[int, int]] = []
+    ranks.wait(lambda rank: failed.append((rank.number, rank.code())))
+
+    assert failed == [(0, 143)]
 
 
 def run_rank(mark: str) -> subprocess.CompletedProcess[str]:

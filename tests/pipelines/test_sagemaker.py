@@ -189,9 +189,12 @@ def test_a_file_system_is_mounted_read_only() -> None:
             ("--data", "s3://b/set", "--", "train", "--synthetic"),
             says("give-either-data-dir-synthetic"),
         ),
-        (
-            ("--", "train", "--synthetic", "--log-dir", "x"),
-            says("sagemaker-own-folder-copies-output", "log-dir"),
+        *(
+            (
+                ("--", "train", "--synthetic", f"--{name}", "x"),
+                says("sagemaker-own-folder-copies-output", name),
+            )
+            for name in ("log-dir", "tensorboard-dir", "export")
         ),
         (
             ("--", "train", "--synthetic", "--btch-size", "9"),

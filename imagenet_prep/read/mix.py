@@ -48,6 +48,10 @@ class Mixed:
         if len({*map(id, self._readers)}) < len(self._readers):
             raise UsageError("parts: one reader has two names: make a reader for each part")
         for name, reader in parts.items():
+            if not isinstance(reader, Reader):
+                raise UsageError(
+                    f"part {name!r}: expected a reader of make_dataset, not {type(reader).__name__}"
+                )
             if not reader.feed.config.is_training:
                 raise UsageError(
                     f"part {name!r}: mixes and buckets are for training, and this reader is for "

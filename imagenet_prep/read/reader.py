@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -492,10 +493,11 @@ class Reader(Generic[Array]):
         Raises:
           UsageError: `epoch` is not an integer from 0.
         """
-        if type(epoch) is not int or epoch < 0:
+        # NumPy's integers are integers, but 1.0 and True are none.
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch < 0:
             raise UsageError(f"epoch={epoch!r}: expected an integer from 0")
         if epoch != self.epoch:
-            self.epoch = epoch
+            self.epoch = operator.index(epoch)
             self._examples_read = 0
 
     def _position(self, state: dict[str, Any]) -> Position:

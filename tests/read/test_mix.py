@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -463,6 +463,13 @@ def test_alternation_with_weights_has_no_length(colours: Path) -> None:
     with pytest.raises(UsageError, match="num_examples"):
         _ = mix.steps_per_epoch
     assert len([*mix]) > 1
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_mix_is_no_part_of_a_mix(colours: Path, homogeneous: bool) -> None:
+    for part in (make_mix(parts(colours)), alternating(colours)):
+        with pytest.raises(UsageError, match=says("part-expected-reader-make_dataset-not", "'x'")):
+            make_mix(cast("Any", {"x": part}), homogeneous=homogeneous)
 
 
 @pytest.mark.parametrize("homogeneous", [False, True])

@@ -267,11 +267,17 @@ def _remedy(place: str) -> str:
             "damaged files, and run the same adopt command again to restore them."
         )
     if verb:
+        parent = ""
+        if verb == settings.AMEND:
+            parent = (
+                "verify the dataset that was amended, since both share the unchanged shards, and "
+                "restore it first. Then "
+            )
         # A replica in a bucket, and one without its folder .work, has no ledger.
         return (
             "If replicate made this copy, rerun its command with --repair added. Otherwise, "
-            "delete the damaged shards and any extra files, and run the same "
-            f"{verb} command again to write only the missing shards."
+            f"{parent}delete the damaged shards and any extra files, and run the same {verb} "
+            "command again to write only the missing shards."
         )
     return "Copy the damaged files again from the original dataset."
 

@@ -21,6 +21,7 @@ from imagenet_prep import verbs, verify
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, manifest, record_files, schema
 from tests.kit import command
+from tests.kit.amended import rows
 from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import disk, flip_bit, remount
 from tests.kit.messages import says, wording
@@ -289,6 +290,29 @@ def test_advice_of_verify_repairs_the_dataset(reference: Reference, prepared: Pa
     again = command.run("prepare", *arguments)
     assert again.code == 0, again
     assert contents(prepared) == reference.contents
+
+
+def test_advice_of_verify_restores_a_shared_shard(prepared: Path, tmp_path: Path) -> None:
+    """An amended version links the unchanged shards of its parent, with their damage."""
+    original = contents(prepared)
+    key = rows(prepared, "validation").popitem()[0]
+    (tmp_path / "keys.txt").write_text(f"validation:{key}\n", "utf-8")
+    amend = ("amend", prepared, "--exclude", tmp_path / "keys.txt", "--out", tmp_path / "new")
+    assert command.run(*amend).code == 0
+    before = contents(tmp_path / "new")
+    shard = min(name for name in shard_names(original) if name.startswith("train-"))
+    flip_bit(tmp_path / "new" / shard, 5000)
+
+    found = command.run("verify", tmp_path / "new")
+    assert found.code == 3
+    assert wording("verify-dataset-amended-since-both") in found.err
+    assert command.run("verify", prepared).code == 3
+    for folder in (prepared, tmp_path / "new"):
+        (folder / shard).unlink()
+    (prepared / shard).write_bytes(original[shard])
+    assert command.run(*amend).code == 0
+    assert command.run("verify", tmp_path / "new").code == 0
+    assert contents(tmp_path / "new") == before
 
 
 def test_damaged_manifest_is_made_again(reference: Reference, prepared: Path) -> None:

@@ -18,16 +18,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import children, errors, program, small_files, terminal
+from imagenet_prep.core import children, errors, program, small_files, terminal, threads
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.core.threads import StoppableThreads
 from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.column import Placement
 from imagenet_prep.dataset.manifest import DatasetFile, FileProblem, Manifest
@@ -291,22 +290,20 @@ def _each(
 ) -> list[Answer]:
     """Calls `function` for all files in parallel and returns the answers; stops at the first error.
 
-    After an error, it waits for running calls. Ctrl-C ends them.
+    After an error, it waits for running calls. After Ctrl-C, it does not wait.
     """
-    pool = StoppableThreads(config.connections, "replicate")
+    pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:
         running = {pool.submit(function, file): file for file in files}
         try:
             for done in as_completed(running):
                 done.result()
                 progress.add(running[done].num_bytes)
-        except Exception:
-            pool.cancel()
+            pool.shutdown()
+        except BaseException as error:
+            pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+            threads.leave(running)
             raise
-        except BaseException:
-            pool.stop()
-            raise
-        pool.close()
     return [done.result() for done in running]
 
 

@@ -13,9 +13,8 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, errors, imports, limits, program, terminal
+from imagenet_prep.core import children, errors, imports, limits, program, terminal, threads
 from imagenet_prep.core.limits import num_cores
-from imagenet_prep.core.threads import StoppableThreads
 from imagenet_prep.engine.stage import AnyTask, Lease, Stage, TaskOutput, TaskReceipt
 from imagenet_prep.storage.remote import Check, unchecked
 
@@ -73,7 +72,7 @@ class Started:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Ends workers and cluster jobs."""
+        """Ends worker processes and cluster jobs."""
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds`; returns whether workers still run, or raises their error."""
@@ -81,7 +80,7 @@ class Started:
 
 
 class Threads(Started):
-    """Worker threads of this process, which end if the run fails or is interrupted."""
+    """Worker threads of this process; if the run fails, each ends after its task."""
 
     def __init__(
         self,
@@ -91,16 +90,14 @@ class Threads(Started):
         lease: Lease | None = None,
     ) -> None:
         limits.among_threads(count)
-        self._threads = StoppableThreads(count, "worker")
+        pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
         take = itertools.count().__next__
-        self._workers = [
-            self._threads.submit(run_worker, stage, tasks, take, lease) for _ in range(count)
-        ]
-        self._threads.close()
+        self._workers = [pool.submit(run_worker, stage, tasks, take, lease) for _ in range(count)]
+        pool.shutdown(wait=False)
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
-            self._threads.stop()
+            threads.leave(self._workers)
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds`; returns whether a thread still runs, or raises its error."""

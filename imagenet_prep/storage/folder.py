@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from imagenet_prep.core import small_files
+from imagenet_prep.core import small_files, threads
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.small_files import MOST_BYTES, fsync_folder
 from imagenet_prep.dataset import schema
@@ -424,8 +424,10 @@ class LocalStore:
     def lock(self, *, shared: bool = False) -> Iterator[None]:
         """Locks the dataset for one writing run; removes temporary files of killed runs.
 
-        Of the processes that share a run, the last one removes these files at its end.
+        Waits for the threads of an interrupted run of this process. Of the processes that share a
+        run, the last one removes these files at its end.
         """
+        threads.wait_for_left()
         path = self.path(_LOCK)
         with locked(self._open_lock, path=path, where=self.where(), shared=shared) as descriptor:
             if not shared:

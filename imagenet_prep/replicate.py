@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -294,8 +294,10 @@ def _each(
     """
     pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:
-        running = {pool.submit(function, file): file for file in files}
+        running: dict[Future[Answer], DatasetFile] = {}
         try:
+            for file in files:
+                running[pool.submit(function, file)] = file
             for done in as_completed(running):
                 done.result()
                 progress.add(running[done].num_bytes)

@@ -25,7 +25,7 @@ def as_seen(name: str) -> str:
 
     Two names that look the same give the same text.
     """
-    return "/".join(map(str.strip, unicodedata.normalize("NFC", name).split("/")))
+    return _without_blanks(unicodedata.normalize("NFC", name))
 
 
 def suggested(known: str, typed: str) -> str:

@@ -116,8 +116,7 @@ class Feed:
             self._facts = TableColumns(self.records, fields)
         self._dense: npt.NDArray[np.int32] | None = None
         if len(self.class_numbers) < len(self.records.wnids):
-            self._dense = np.zeros(len(self.records.wnids), np.int32)
-            self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
+            self.renumber(range(len(self.class_numbers)))
         # One thread is enough: `will_need` tells the kernel to read ahead, and more threads would
         # only compete for the interpreter lock.
         self._thread = BackgroundThreads(1, "read")
@@ -125,9 +124,9 @@ class Feed:
         self._plans: dict[tuple[int, int], Future[WindowedOrder]] = {}
 
     def renumber(self, numbers: Sequence[int]) -> None:
-        """Makes `numbers[i]` of each class index i in the batches."""
-        own = np.array(numbers, np.int32)
-        self._dense = own if self._dense is None else own[self._dense]
+        """Gives the class i of `class_numbers` the class index `numbers[i]` in the batches."""
+        self._dense = np.zeros(len(self.records.wnids), np.int32)
+        self._dense[list(self.class_numbers)] = numbers
 
     def steps(self, epoch: int, start: int) -> Steps | DrawnSteps:
         """Returns the steps of an epoch after its first `start` examples."""

@@ -87,7 +87,7 @@ def find(
 ) -> tuple[Source, str]:
     """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it.
 
-    Only folders and tables, whose labels are names, can be given a class list with `classes`.
+    Only folders and tables can be given a class list with `classes`: their labels are names.
     """
     kinds = recognised(root) if kind == AUTO else [kind]
     if kind == AUTO and kinds[:1] == [FOLDER] and TABLE in kinds:

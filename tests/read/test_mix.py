@@ -194,6 +194,22 @@ def test_class_indices_are_those_of_all_parts(
         assert mix.classes[class_index] == record.wnid
 
 
+@pytest.mark.parametrize("homogeneous", [False, True])
+def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool) -> None:
+    """A cell of a notebook may run twice, or join the readers in a different order."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "batch_size": 1}
+    usual |= {"fields": ("number", "class_index"), "world": World(), "remap": True}
+    high = make_dataset(colours, "train", classes=[30, 31, 32], **usual)
+    low = make_dataset(colours, "train", classes=[31, 4], **usual)
+    for readers in ({"high": high, "low": low}, {"high": high, "low": low}, {"low": low}):
+        make_mix(readers, homogeneous=homogeneous)
+    mix = make_mix({"low": low, "high": high}, homogeneous=homogeneous)
+    wnids = [record.wnid for record in split_records(colours, "train")]
+    for batch in mix:
+        (number,), (class_index,) = batch["number"], batch["class_index"]
+        assert mix.classes[class_index] == wnids[number]
+
+
 def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:
     path = min(damaged.glob("train-*[0-9]"))
     data = bytearray(path.read_bytes())

@@ -190,6 +190,14 @@ def leaves_the_process_as_it_was() -> Iterator[None]:
     assert not changes, changes
 
 
+@pytest.fixture(autouse=True)
+def knows_no_server() -> None:
+    """No test sees the servers and retries of earlier ones: few retries are logged at a time."""
+    if remote := sys.modules.get("imagenet_prep.storage.remote"):
+        remote._lines = remote._Lines()  # type: ignore[attr-defined]
+        remote.server_at.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

@@ -189,11 +189,16 @@ class Mirror:
         try:
             self._upload()
         except (ImagenetPrepError, OSError) as error:
-            base = "" if self._base in str(error) else f"{self._base}: "
-            hint = "" if self._in_trouble else ". Training continues, and the upload is retried"
+            if not self._in_trouble and not self._closing.is_set():
+                # Not part of the line of the retry, which may be withheld among many others.
+                terminal.say(
+                    f"mirror: {self._base}: an upload failed. Training continues, and the upload "
+                    "is retried.",
+                    "warning",
+                )
             self._in_trouble = True
-            message = f"mirror: {base}{str(error).rstrip('. ')}{hint}"
-            raise TransientError(message) from error
+            base = "" if self._base in str(error) else f"{self._base}: "
+            raise TransientError(f"mirror: {base}{error}") from error
         if self._in_trouble:
             terminal.say(f"mirror: {self._base}: the upload is complete after retries.")
         self._in_trouble = False

@@ -20,7 +20,6 @@ from imagenet_prep import engine
 from imagenet_prep.core import limits
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
-from imagenet_prep.storage import remote
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import RetryBudget, TransientError
 from tests.kit.clock import Clock
@@ -166,10 +165,9 @@ def test_dead_worker_is_noticed_while_others_run(stage: Stage) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_of_workers_reach_the_user(
-    stage: Stage, kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The stderr of a worker process is a log that is not read during the run."""
-    monkeypatch.setattr(remote, "_lines", remote._Lines())
     run(stage, kind, "a", "retries")
 
     assert "s3://b/x: no data came; retry 1 of 1 in 0." in capfd.readouterr().err

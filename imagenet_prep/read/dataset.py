@@ -157,7 +157,8 @@ def make_dataset(config: ReadConfig) -> Reader:
       keys: file with the keys to read, one per line.
       exclude: file with the keys to skip, one per line; or the quarantine.jsonl of a dataset, whose
         excluded keys are skipped.
-      allow_unknown: accept keys in `keys` and `exclude` that no example has; print their number.
+      allow_unknown: accept keys in `keys`, `exclude` and `where` that no example has; print the
+        number of those in files.
       where: condition that examples must meet, such as "width >= 512 and class in ('n01440764',)".
         It has the names width, height, bytes, class, class_index and key, and columns with one
         number per image; numbers and strings; + - * / %, comparisons, in, and, or, not.

@@ -245,14 +245,20 @@ class Choice:
             for listed in (self._keys, self._excluded)
             if listed is not None
         ]
-        chosen = [np.flatnonzero(self._chosen(records, lookups)) for records in splits]
+        unknown = set() if self._where is None else {*self._where.keys}
+        chosen = [np.flatnonzero(self._chosen(records, lookups, unknown)) for records in splits]
         for lookup in lookups:
             lookup.check(where, _stored(splits))
+        if self._where is not None and not self._wanted.allow_unknown:
+            self._where.require_keys(unknown, where, (key for _, key in _stored(splits)))
         if not any(map(len, chosen)):
             raise NoExampleError(f"{where}: the filters match no example. Relax or remove them.")
         return chosen
 
-    def _chosen(self, records: Records, lookups: Sequence[Lookup]) -> npt.NDArray[np.bool_]:
+    def _chosen(
+        self, records: Records, lookups: Sequence[Lookup], unknown: set[str]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns whether each example is chosen; removes each key from `unknown`."""
         where = f"{records.split} of {records.dataset.where}"
         records.dataset.require_complete()
         needs_keys = self.filters().keys() - {"classes", "remap", "where"}
@@ -274,6 +280,7 @@ class Choice:
             chosen = self._among(records.split, block, lookups)
             if values is not None:
                 chosen &= values.matches(first, block)
+                unknown.difference_update(key for _, key, _ in block)
             parts.append(chosen)
             first += len(block)
         return np.concatenate(parts)

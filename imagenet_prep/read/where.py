@@ -6,12 +6,14 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.spelling import same_looking, suggested
 from imagenet_prep.dataset import column
 
 if TYPE_CHECKING:
@@ -112,24 +114,53 @@ class Where:
     def resolve_classes(self, classes: ClassList) -> None:
         """Replaces the names of classes by their WNIDs, as for the argument `classes`.
 
-        Raises UsageError for a string that is compared with `class` and names no class: all images
-        would be different from it.
+        Raises UsageError for a value that is compared with `class` or `class_index` and is that of
+        no class: all images would be different from it.
         """
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Compare):
-                sides = itertools.pairwise([node.left, *node.comparators])
-                for operation, pair in zip(node.ops, sides, strict=True):
-                    # In an order such as class < 'n02', the string need not be a class.
-                    if not isinstance(operation, _ORDERS):
-                        self._resolve(pair, classes)
-
-    def _resolve(self, sides: tuple[ast.expr, ast.expr], classes: ClassList) -> None:
-        """Replaces the strings of one comparison if its other side is `class`."""
-        if not any(isinstance(side, ast.Name) and side.id == _CLASS for side in sides):
-            return
-        for part in itertools.chain.from_iterable(map(ast.walk, sides)):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+        for part in self._constants(_CLASS):
+            if isinstance(part.value, str):
                 part.value = self._wnid(part.value, classes)
+        indices = range(len(classes.wnids))
+        for part in self._constants("class_index"):
+            if not isinstance(part.value, str) and part.value not in indices:
+                raise self._error(
+                    f"has {part.value!r} as a class_index: expected 0 to {len(indices) - 1:,}"
+                )
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The strings that are compared with `key`."""
+        return [part.value for part in self._constants("key") if isinstance(part.value, str)]
+
+    def require_keys(self, unknown: Collection[str], where: str, known: Iterable[str]) -> None:
+        """Raises UsageError if there are `unknown` keys, which no image of `where` has.
+
+        The error names one of the `known` keys if it looks the same.
+        """
+        if not unknown:
+            return
+        first = min(unknown, key=self.keys.index)
+        alike = same_looking([first], known)
+        meant = f"Did you mean {suggested(alike[first], first)}? " if alike else ""
+        more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+        raise self._error(
+            f"has {first!r}{more}: no such key in {where}. {meant}To accept keys that no image "
+            "has, pass allow_unknown=True"
+        )
+
+    def _constants(self, name: str) -> Iterator[ast.Constant]:
+        """Yields the constants that `name` is compared with, by == or != or in a list."""
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.Compare):
+                continue
+            sides = itertools.pairwise([node.left, *node.comparators])
+            for operation, pair in zip(node.ops, sides, strict=True):
+                # In an order such as class < 'n02', the string need not be a class.
+                if isinstance(operation, _ORDERS):
+                    continue
+                if any(isinstance(side, ast.Name) and side.id == name for side in pair):
+                    parts = itertools.chain.from_iterable(map(ast.walk, pair))
+                    yield from (part for part in parts if isinstance(part, ast.Constant))
 
     def _wnid(self, name: str, classes: ClassList) -> str:
         try:

@@ -169,6 +169,62 @@ def test_unknown_class_in_a_condition_is_refused(scenes: Path, where: str) -> No
         opened(scenes, where.format("n00001O03"))
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "class_index != {}",
+        "class_index not in (0, {})",
+        "width > 0 or {} == class_index",
+        "0 != class_index != {}",
+    ],
+)
+def test_unknown_class_index_is_refused(scenes: Path, where: str) -> None:
+    """An index that is counted from 1 excludes a wrong class, and the last one excludes nothing."""
+    count = len(opened(scenes, "width > 0").classes)
+    wrong = says("class_index-expected-0", count, f"{count - 1:,}")
+    with pytest.raises(UsageError, match=wrong):
+        opened(scenes, where.format(count))
+
+    assert opened(scenes, where.format(count - 1)).num_examples > 0
+
+
+@pytest.mark.parametrize("where", ["class_index < 5000", "class_index % 7 != 5000"])
+def test_other_numbers_may_be_compared_with_indices(scenes: Path, where: str) -> None:
+    assert opened(scenes, where).num_examples > 0
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "key != {!r}",
+        "{!r} == key or width > 0",
+        "key not in ({!r},)",
+        "width > 0 and not key in [{!r}]",
+        "'' < key != {!r}",
+    ],
+)
+def test_unknown_key_in_a_condition_is_refused(scenes: Path, where: str) -> None:
+    """Every image is different from it, so its exclusion would exclude nothing."""
+    key = rows_of(scenes)[5]["key"]
+    text = where.format(f"{key} ")
+    wrong = says("no-such-key-accept-keys", f"{key} ", "", "train of", f"Did you mean {key!r}")
+    with pytest.raises(UsageError, match=wrong):
+        opened(scenes, text)
+
+    assert opened(scenes, text, allow_unknown=True).num_examples == NUM_TRAIN
+    assert opened(scenes, where.format(key)).num_examples >= 1
+
+
+def test_two_unknown_keys_are_counted(scenes: Path) -> None:
+    known = rows_of(scenes)[0]["key"]
+    with pytest.raises(UsageError, match=says("no-such-key-accept-keys", "'b'", "and 1 more")):
+        opened(scenes, f"key not in ({known!r}, 'b', 'a')")
+
+
+def test_strings_in_an_order_need_not_be_keys(scenes: Path) -> None:
+    assert opened(scenes, "'n00001002' <= key < 'n00001003'").num_examples > 0
+
+
 def test_filters_are_combined(scenes: Path) -> None:
     both = opened(scenes, "class_index < 20", classes=[3, 30])
     assert numbers(both) == [3]

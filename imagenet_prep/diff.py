@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.samples import Difference
     from imagenet_prep.storage.dataset_store import Dataset
 
-_COLUMNS = (
-    "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
-    "class_b,width_b,height_b,sha256_b,shard_b,record_b"
-)
 # Maximum numbers of keys per kind of difference, in JSON and in printed text.
 _FIRST_KEYS = 10
 _SHOWN_KEYS = 3
@@ -142,16 +138,18 @@ def _require_roots(dataset: Dataset) -> None:
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
     """Yields a function that writes a difference; the file appears at `out` when complete."""
     from imagenet_prep.core.small_files import FileKind
+    from imagenet_prep.dataset.samples import DIFFERENCES
     from imagenet_prep.storage.local_file import complete_file
 
     if out is None:
         yield lambda _: None
         return
     path = Path(out).expanduser()
-    with complete_file(path, FileKind("a list of differences", _COLUMNS.encode())) as file:
+    kind = FileKind("a list of differences", ",".join(DIFFERENCES).encode())
+    with complete_file(path, kind) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         lines = csv.writer(text)
-        lines.writerow(_COLUMNS.split(","))
+        lines.writerow(DIFFERENCES)
         yield lambda difference: lines.writerow(_row(difference))
         text.detach()
 

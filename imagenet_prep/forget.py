@@ -91,7 +91,7 @@ def forget(config: ForgetConfig) -> Json:
     def compare(other: Dataset) -> None:
         images.add_copies_in(other, found, dataset, workers, quiet=config.json)
 
-    search = TraceSearch(dataset, found.sizes, config.search, config.out, compare)
+    search = TraceSearch(dataset, found.sizes, config.search, config.out, compare, found.lines)
     traces = search.run()
     images.add_equal(found, dataset)
     result: Json = {

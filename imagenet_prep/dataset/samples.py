@@ -327,6 +327,16 @@ class StoredImage(NamedTuple):
     record: int
 
 
+# The first line of the table that `diff --out` writes.
+DIFFERENCES = (
+    "split",
+    "key",
+    "difference",
+    *("class_a", "width_a", "height_a", "sha256_a", "shard_a", "record_a"),
+    *("class_b", "width_b", "height_b", "sha256_b", "shard_b", "record_b"),
+)
+
+
 class Difference(NamedTuple):
     """An image that differs between two datasets; `a` or `b` is None if A or B lacks the image."""
 

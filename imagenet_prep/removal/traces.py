@@ -16,37 +16,39 @@ import io
 import itertools
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core import strict_json
-from imagenet_prep.core.address import absolute, is_remote
+from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
-    UsageError,
     some,
 )
 from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.strict_json import Json
-from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import keys, predictions, schema
+from imagenet_prep.dataset import keys, predictions, samples, schema
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.exporting import examples
 from imagenet_prep.matching import find
-from imagenet_prep.preparation import output_state
 from imagenet_prep.read import receipt
+from imagenet_prep.removal.folders import (
+    Folder,
+    SearchedFolders,
+    hard_links_elsewhere,
+    is_below,
+    real,
+)
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
-from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import find_source
-from imagenet_prep.storage.remote import Stat, hashed
+from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Readable, open_readable, same_place
 from imagenet_prep.trainer import checkpoint
 
@@ -65,8 +67,8 @@ FILE = "file"
 
 # A page of `report` has 5 MB.
 _MOST_PAGE_BYTES = 64 << 20
-# Tables of `duplicates` and `train --predictions`, by their first line.
-_HEADERS = (find.HEADER, predictions.HEADER)
+# Tables of `duplicates`, `train --predictions` and `diff --out`, by their first line.
+_HEADERS = (find.HEADER, predictions.HEADER, samples.DIFFERENCES)
 _MOST_HEADER_BYTES = 200
 # Folders of `.work` that list images or have their hashes, by the start of their names.
 _LISTS = ("plan", "index", "hashes")
@@ -109,11 +111,12 @@ class TracedImage(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A dataset that has some of the images."""
+    """A dataset that has some of the images, or names some in its quarantine.jsonl."""
 
     dataset: Dataset
     kind: str
     images: list[TracedImage]
+    named: list[str]  # lines for a list of keys
 
     @property
     def digest(self) -> str:
@@ -129,17 +132,6 @@ class _ExportNote:
     to: str
     splits: dict[str, Json]
     chosen: Json
-
-
-class _Folder(NamedTuple):
-    """A folder of a searched place, with the state of its files by name."""
-
-    store: Readable
-    files: Mapping[str, Stat]
-
-    @property
-    def where(self) -> str:
-        return self.store.where()
 
 
 def stored_images(dataset: Dataset) -> Iterator[TracedImage]:
@@ -176,6 +168,7 @@ class TraceSearch:
       sizes: the size of each known file of the images, by sha256; the search adds files.
       out: the location of the new version, for messages.
       compare: called with each different dataset that is found; may add to `sizes`.
+      lines: images, as (split, key), that the quarantine.jsonl of the dataset names.
       problems: sentences about what could not be searched.
     """
 
@@ -184,13 +177,16 @@ class TraceSearch:
     places: Sequence[str]
     out: str
     compare: Callable[[Dataset], None] = lambda _: None
+    lines: Collection[tuple[str, str]] = ()
     holders: list[Holder] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
-    _folders: dict[str, _Folder] = field(default_factory=dict)  # by location
-    _datasets: list[Dataset] = field(default_factory=list)  # of these folders
-    _searched: list[str] = field(default_factory=list)  # places of which all folders are known
+    _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
     _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+
+    @cached_property
+    def _folders(self) -> SearchedFolders:
+        return SearchedFolders(self._problems_of)
 
     @property
     def not_opened(self) -> list[str]:
@@ -198,17 +194,26 @@ class TraceSearch:
         packed = {*self._packed_sources}
         # The folder of a reader's cache is named after its dataset.
         caches = {digest[:16] for digest in self._known}
-        for folder in self._folders.values():
-            is_cache = folder.where.rpartition("/")[2] in caches
-            if schema.MANIFEST in folder.files or self._is_exported(folder) or is_cache:
+        known = {
+            dataset.where: {shard.name for shard in dataset.manifest.shards}
+            for dataset in self._datasets
+        }
+        for folder in self._folders.by_place.values():
+            is_in_cache = not caches.isdisjoint(folder.where.split("/"))
+            if self._is_exported(folder) or is_in_cache:
                 continue
-            packed |= {folder.store.where(n) for n in folder.files if _PACKED.fullmatch(n)}
+            # A run that adds a split to a dataset publishes the shards before the manifest.
+            names = folder.files.keys() - known.get(folder.where, ())
+            packed |= {folder.store.where(name) for name in names if _PACKED.fullmatch(name)}
+            if folder.is_dataset:
+                continue
+            packed |= {folder.store.where(f"{schema.WORK}/{name}") for name in folder.hashes()}
         return sorted(packed)
 
     def run(self) -> list[Trace]:
         """Returns all traces, in the order of their kinds and places."""
         num_known = 0
-        pending = [absolute(self.dataset.where), *map(absolute, self.places)]
+        pending = [self.dataset.where, *self.places]
         # A dataset may tell the hash of a further version of an image, such as its source file.
         while pending or len(self.sizes) > num_known:
             num_known = len(self.sizes)
@@ -219,10 +224,11 @@ class TraceSearch:
         traces = [self._of_holder(holder) for holder in self.holders]
         traces += self._missing_parents()
         traces += self._noted_replicas()
-        for folder in self._folders.values():
+        for folder in self._folders.by_place.values():
             with self._problems_of(folder.where):
                 traces += self._in_folder(folder)
-        self._check_links()
+        self.problems += self._folders.links_out()
+        self.problems += hard_links_elsewhere(self._files_to_delete(traces))
         unique = {(trace.kind, trace.place): trace for trace in traces}
         return [*unique.values()]
 
@@ -282,14 +288,8 @@ class TraceSearch:
 
     def _find_datasets(self, place: str) -> None:
         """Adds the folders of a place, and the datasets in them."""
-        if self._is_searched(place):
-            return
-        self._searched.append(place)
-        for folder in self._walk(place):
-            if folder.where in self._folders:
-                continue
-            self._folders[folder.where] = folder
-            if schema.MANIFEST in folder.files:
+        for folder in self._folders.add(place):
+            if folder.is_dataset:
                 with self._problems_of(folder.where):
                     self._add_dataset(Dataset.at(open_readable(folder.where)))
 
@@ -315,10 +315,20 @@ class TraceSearch:
 
     def _add_holder(self, dataset: Dataset) -> None:
         images = images_with(dataset, self.sizes)
-        if images:
-            self.holders.append(Holder(dataset, self._kind_of(dataset), images))
+        kind = self._kind_of(dataset)
+        named = [*self._named_lines(dataset, kind)]
+        if images or named:
+            self.holders.append(Holder(dataset, kind, images, named))
             for image in images:
                 self.sizes.update(image.sizes)
+
+    def _named_lines(self, dataset: Dataset, kind: str) -> Iterator[str]:
+        """Yields the images that the quarantine.jsonl of a dataset names."""
+        for line in dataset_store.incidents(dataset.store, dataset.manifest):
+            # Another dataset may have a different image with this key.
+            is_same = kind != OTHER and (line.split, line.key) in self.lines
+            if not line.salt and (is_same or line.sizes.keys() & self.sizes.keys()):
+                yield keys.with_split(line.split, line.key)
 
     def _noted_folders(self) -> list[str]:
         """Returns new local folders that notes name: replicas of the holders, and the source."""
@@ -336,34 +346,17 @@ class TraceSearch:
                     paths.append(path)
                 elif path.is_file() and _PACKED.fullmatch(path.name):
                     self._packed_sources.add(str(path))
-        return [str(path) for path in paths if not self._is_searched(str(path))]
-
-    def _is_searched(self, place: str) -> bool:
-        return any(_is_below(place, other) for other in self._searched)
-
-    def _walk(self, place: str) -> Iterator[_Folder]:
-        """Yields the folders of a place, without those that belong to a dataset or to `.work`."""
-        if not is_remote(place) and not Path(place).is_dir():
-            raise UsageError(f"--search {place}: there is no such folder")
-        pending = [place.rstrip("/") or "/"]
-        while pending:
-            store = _open_folder(pending.pop())
-            with self._problems_of(store.where()):
-                found = _Folder(store, store.stats(""))
-                yield found
-                below = {*store.list_folder()} - found.files.keys() - _parts_of(found)
-                local = store.as_folder
-                for name in sorted(below, reverse=True):
-                    if local is None:
-                        pending.append(store.where(name))
-                    # A link could lead to a folder above it.
-                    elif not local.path(name).is_symlink():
-                        pending.append(str(local.path(name)))
+        return [str(path) for path in paths if not self._folders.has(str(path))]
 
     def _of_holder(self, holder: Holder) -> Trace:
         dataset = holder.dataset
         content = self._named(holder.images)
-        has = [f"column {name}" for name in columns.names(dataset.store)]
+        has = []
+        if holder.named and holder.images:
+            has.append(schema.QUARANTINE)
+        elif holder.named:
+            content = f"{schema.QUARANTINE} names {some(holder.named)}"
+        has += [f"column {name}" for name in columns.names(dataset.store)]
         with self._problems_of(dataset.where):
             store = dataset.store
             names = {*store.list_folder(schema.WORK)} - {*store.names(schema.WORK)}
@@ -419,7 +412,7 @@ class TraceSearch:
                 where = note.where
                 is_deleted = where.startswith("/") and not Path(where).is_dir()
                 is_known = note.digest in self._images_of
-                if is_deleted or where in self._folders or not is_known:
+                if is_deleted or real(where) in self._folders.by_place or not is_known:
                     continue
                 content = f"copied from {holder.dataset.where} on {note.when}; not looked at"
                 to = where
@@ -428,7 +421,7 @@ class TraceSearch:
                 action = f"{self._replicate(to, note.digest)}; or delete it"
                 yield Trace(where, REPLICA, content, action)
 
-    def _in_folder(self, folder: _Folder) -> Iterator[Trace]:
+    def _in_folder(self, folder: Folder) -> Iterator[Trace]:
         files = folder.files
         is_export = any(name.endswith(schema.EXPORT) for name in files)
         for name in files:
@@ -438,24 +431,31 @@ class TraceSearch:
                 yield from self._of_page(folder, name)
             elif name == find.PAIRS or name.endswith((".csv", ".txt")):
                 yield from self._of_list(folder, name)
-        if schema.MANIFEST in files:
+        self._require_finished(folder)
+        if folder.is_dataset:
             return
         if schema.TRAINING_LOG in files:
             yield from self._of_run(folder)
-        elif folder.store.size(output_state.BEGUN) is not None:
-            if not same_place(folder.where, self.out):
-                raise IncompleteError(
-                    f"{folder.where}: has an unfinished run, which cannot be searched. Finish it, "
-                    "or delete the folder."
-                )
         elif not is_export:
             yield from self._of_cache(folder)
         if not self._is_exported(folder):
             yield from self._of_files(folder)
 
-    def _is_exported(self, folder: _Folder) -> bool:
+    def _require_finished(self, folder: Folder) -> None:
+        """Raises IncompleteError if a command has left images in `.work`."""
+        holders = {holder.dataset.where for holder in self.holders}
+        if folder.where in holders or schema.TRAINING_LOG in folder.files:
+            return  # it is deleted as a whole, or has no images
+        left = folder.unfinished()
+        if left and not same_place(folder.where, self.out):
+            raise IncompleteError(
+                f"{folder.where}: has an unfinished run, which cannot be searched ({some(left)}). "
+                f"Finish it, or delete {'these' if folder.is_dataset else 'the folder'}."
+            )
+
+    def _is_exported(self, folder: Folder) -> bool:
         """Returns whether a folder is in an export of a known dataset, which names its files."""
-        return any(_is_below(folder.where, place) for place, _ in self._exports)
+        return any(is_below(folder.where, place) for place, _ in self._exports)
 
     @cached_property
     def _exports(self) -> dict[tuple[str, str], _ExportNote]:
@@ -464,7 +464,7 @@ class TraceSearch:
         The contents of all other exports are unknown, so they are ordinary folders.
         """
         notes: dict[tuple[str, str], _ExportNote] = {}
-        for where, folder in self._folders.items():
+        for where, folder in self._folders.by_place.items():
             for name in folder.files:
                 if name.endswith(schema.EXPORT):
                     with self._problems_of(where):
@@ -478,7 +478,7 @@ class TraceSearch:
         """The digests of the datasets of which the images are known."""
         return self._seen | self._ancestors
 
-    def _of_export(self, folder: _Folder, name: str) -> Iterator[Trace]:
+    def _of_export(self, folder: Folder, name: str) -> Iterator[Trace]:
         note = self._exports.get((folder.where, name))
         if note is None:
             return
@@ -499,7 +499,7 @@ class TraceSearch:
         action = f"export {self._successor(note.dataset)} to a new folder; then {delete}"
         yield Trace(folder.where, EXPORT, what, action)
 
-    def _of_page(self, folder: _Folder, name: str) -> Iterator[Trace]:
+    def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
         text = _text(folder, name)
         shown: list[TracedImage] = []
         successors: list[str] = []
@@ -514,7 +514,7 @@ class TraceSearch:
             action = f"delete {where}; make it again from {made_from}"
             yield Trace(where, PAGE, f"shows {self._named(shown)}", action)
 
-    def _of_list(self, folder: _Folder, name: str) -> Iterator[Trace]:
+    def _of_list(self, folder: Folder, name: str) -> Iterator[Trace]:
         start = folder.store.read(name, 0, _MOST_HEADER_BYTES)
         is_table = any(start.startswith(",".join(head).encode()) for head in _HEADERS)
         if not is_table and not (name.startswith("exclude-") and find.PAIRS in folder.files):
@@ -528,16 +528,30 @@ class TraceSearch:
             where = folder.store.where(name)
             yield Trace(where, LIST, f"names {self._named(named)}", f"delete {where}")
 
-    def _of_cache(self, folder: _Folder) -> Iterator[Trace]:
+    def _of_cache(self, folder: Folder) -> Iterator[Trace]:
         """Yields a reader's cache, whose folder is named after the digest of the dataset."""
         name = folder.where.rpartition("/")[2]
         for digest, images in self._images_of.items():
-            shards = {image.shard for image in images} & folder.files.keys()
-            if name == digest[:16] and shards:
-                content = f"{self._named(images)} in {some(sorted(shards))}"
+            if name != digest[:16]:
+                continue
+            files = [*self._files_of_shards(folder, {image.shard for image in images})]
+            if files:
+                content = f"{self._named(images)} in {some(sorted(files))}"
                 yield Trace(folder.where, CACHE, content, f"delete {folder.where}")
 
-    def _of_run(self, folder: _Folder) -> Iterator[Trace]:
+    def _files_of_shards(self, cache: Folder, shards: Collection[str]) -> Iterator[str]:
+        """Yields the cached shards, and their tables of samples and files of columns."""
+        for where, folder in self._folders.by_place.items():
+            below = where.removeprefix(cache.where).strip("/")
+            # The files of an index only have sizes.
+            if is_below(where, cache.where) and below != schema.INDEX:
+                yield from (
+                    f"{below}/{name}".lstrip("/")
+                    for name in folder.files
+                    if name.partition(".")[0] in shards
+                )
+
+    def _of_run(self, folder: Folder) -> Iterator[Trace]:
         local = folder.store.as_folder
         if local is None:
             raise DataDamagedError(
@@ -555,7 +569,7 @@ class TraceSearch:
             content = f"used a parent that was not found (manifest {digest[:16]})"
             yield Trace(folder.where, RUN, content, f"train again on {self.out}")
 
-    def _of_uses(self, folder: _Folder, holder: Holder, used: receipt.Receipt) -> Iterator[Trace]:
+    def _of_uses(self, folder: Folder, holder: Holder, used: receipt.Receipt) -> Iterator[Trace]:
         firsts: list[int] = []
         named: list[TracedImage] = []
         for image in holder.images:
@@ -575,12 +589,12 @@ class TraceSearch:
         content = f"used {self._named(named)}, first in step {first:,}"
         content += f"; seen by {some(seen)}" if seen else "; no checkpoint has seen it"
         action = f"train again on {self._successor(holder.digest)}"
-        if unseen:
-            action += f", or from {unseen[-1]}, which has not seen it"
         action += f"; delete {some(seen)} and the models exported from them" if seen else ""
+        if unseen:
+            action += f"; {unseen[-1]} has not seen it, and may be kept"
         yield Trace(folder.where, RUN, content, action)
 
-    def _of_files(self, folder: _Folder) -> Iterator[Trace]:
+    def _of_files(self, folder: Folder) -> Iterator[Trace]:
         """Yields files with the bytes of an image, such as the photograph in the source."""
         for name, stat in folder.files.items():
             if stat.size in self.sizes.values():
@@ -589,34 +603,26 @@ class TraceSearch:
                     for _ in hashed(opened, [digest]):
                         pass
                 if digest.hexdigest() in self.sizes:
-                    where = folder.store.where(name)
-                    yield Trace(where, FILE, "the same bytes", f"delete {where}")
+                    yield _of_file(folder.store.where(name))
 
-    def _check_links(self) -> None:
-        """Adds a problem if a shard with an image has hard links in folders that were not found."""
-        found = Counter[tuple[int, int]]()
-        links: dict[tuple[int, int], tuple[int, str]] = {}
+    def _files_to_delete(self, traces: Iterable[Trace]) -> Iterator[Path]:
+        """Yields the local shards with an image, and the files with the bytes of one."""
         for holder in self.holders:
             local = holder.dataset.store.as_folder
-            if local is None:
-                continue
-            for shard in {image.shard for image in holder.images}:
-                with contextlib.suppress(OSError):
-                    status = local.path(shard).stat()
-                    file = status.st_dev, status.st_ino
-                    found[file] += 1
-                    links[file] = (status.st_nlink, str(local.path(shard)))
-        for file, (number, path) in sorted(links.items()):
-            if number > found[file]:
-                more = counted(number - found[file], "hard link")
-                self.problems.append(
-                    f"{path}: has {more} in folders that were not searched. Name these folders "
-                    "with --search."
-                )
+            if local is not None:
+                yield from (local.path(shard) for shard in {i.shard for i in holder.images})
+        for trace in traces:
+            if trace.kind == FILE and not is_remote(trace.place):
+                yield Path(trace.place)
 
 
-def _is_below(place: str, other: str) -> bool:
-    return f"{place.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+def _of_file(where: str) -> Trace:
+    """Returns the trace of a file with the bytes of an image, or of a link to it."""
+    target = real(where)
+    # A link may have links in front of it, too, but only its own place is not real.
+    if is_remote(where) or not Path(where).is_symlink():
+        return Trace(where, FILE, "the same bytes", f"delete {where}")
+    return Trace(target, FILE, f"the same bytes; {where} links to it", f"delete {target}, {where}")
 
 
 def _export_note(store: Readable, name: str) -> _ExportNote | None:
@@ -625,28 +631,6 @@ def _export_note(store: Readable, name: str) -> _ExportNote | None:
         return strict_json.parse(_ExportNote, strict_json.loads(store.read(name)), others=True)
     except ValueError:
         return None
-
-
-class _ListedFolder(LocalStore):
-    """A local folder whose files may have any name, if a listing of the folder gave it.
-
-    A dataset opens its own folder, which refuses names from its manifest that lead elsewhere.
-    """
-
-    def path(self, name: str = "") -> Path:
-        return self.root / name
-
-
-def _open_folder(place: str) -> Readable:
-    store = open_readable(place)
-    return _ListedFolder(store.as_folder.root) if store.as_folder else store
-
-
-def _parts_of(folder: _Folder) -> set[str]:
-    """Returns the names of subfolders that belong to a dataset, or that a command uses."""
-    if schema.MANIFEST in folder.files:
-        return {schema.WORK, schema.COLUMNS, *schema.BESIDE}
-    return {schema.WORK}
 
 
 def _listed(store: Readable, name: str, hashes: Collection[str]) -> Iterator[str]:
@@ -658,7 +642,7 @@ def _listed(store: Readable, name: str, hashes: Collection[str]) -> Iterator[str
             yield examples.name_in(line)
 
 
-def _text(folder: _Folder, name: str) -> str:
+def _text(folder: Folder, name: str) -> str:
     """Returns the text of a file; "" if it is too large for a page or list of this program."""
     if folder.files[name].size > _MOST_PAGE_BYTES:
         return ""

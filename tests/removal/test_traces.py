@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
+from imagenet_prep.dataset import samples
 from imagenet_prep.matching import find
 from imagenet_prep.read import make_dataset
 from imagenet_prep.removal import traces
+from imagenet_prep.removal.folders import SearchedFolders
 from imagenet_prep.removal.traces import Trace, TraceSearch
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.trainer import checkpoint
@@ -100,7 +102,7 @@ def test_versions_are_named_by_their_relation(dataset: Path, searched: Search) -
     world = dataset.parent
     newest = amend(dataset, world / "new", "dog/1.jpg")
     sibling = amend(dataset, world / "sibling", "dog/3.jpg")
-    amend(dataset, world / "without", KEY)
+    without = amend(dataset, world / "without", KEY)
     shutil.copytree(dataset, world / "copy-of-parent")
     shutil.copytree(newest, world / "copy")
     done("resize", "-i", dataset, "-o", world / "small", "-r", "20")
@@ -110,21 +112,12 @@ def test_versions_are_named_by_their_relation(dataset: Path, searched: Search) -
     parents = {str(dataset), str(world / "copy-of-parent")}
     assert len(found["parent"]) == 1
     assert {*found["parent"], *found["replica"]} == parents | {str(world / "copy")}
-    assert found["version"] == [str(sibling)]
+    # The list of excluded images has the key of the image.
+    assert sorted(found["version"]) == sorted(map(str, (sibling, without)))
     assert found["other dataset"] == [str(world / "small")]
 
 
-class CountedSearch(TraceSearch):
-    """A search that counts the walks through each place."""
-
-    walks: ClassVar[Counter[str]] = Counter()
-
-    def _walk(self, place: str) -> Any:
-        self.walks[place] += 1
-        return super()._walk(place)
-
-
-def test_each_place_is_walked_once(dataset: Path) -> None:
+def test_each_place_is_walked_once(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables tell the hash of the source, for which all tables are searched again."""
     world = dataset.parent
     done("resize", "-i", dataset, "-o", world / "small", "-r", "20")
@@ -132,13 +125,21 @@ def test_each_place_is_walked_once(dataset: Path) -> None:
     small = open_dataset(str(world / "small"))
     hashes = {image.sample.sha256: 1 for image in traces.stored_images(small)}
     sizes = dict([*hashes.items()][:1])
-    search = CountedSearch(open_dataset(str(dataset)), sizes, [str(world)], "NEW")
+    walks = Counter[str]()
+    walk = SearchedFolders._walk
+
+    def counted(folders: SearchedFolders, place: str) -> Any:
+        walks[place] += 1
+        return walk(folders, place)
+
+    monkeypatch.setattr(SearchedFolders, "_walk", counted)
+    search = TraceSearch(open_dataset(str(dataset)), sizes, [str(world)], "NEW")
 
     found = search.run()
 
     assert {trace.place for trace in found} >= {str(world / "small"), str(world.parent / "copy")}
     assert len(sizes) > 1
-    assert search.walks == dict.fromkeys(map(str, (dataset, world, world.parent / "copy")), 1)
+    assert walks == dict.fromkeys(map(str, (dataset, world, world.parent / "copy")), 1)
 
 
 def test_parent_outside_the_search_is_named_by_digest(
@@ -374,6 +375,7 @@ def test_lists_are_named_if_field_is_key(dataset: Path, tmp_path: Path, searched
         "two/exclude-train.txt": f"train:x{KEY}\n",
         "three/exclude-train.txt": f"train:{KEY}\n",
         "said.csv": f"{scores}\n{KEY},0\n",
+        "changes.csv": f"{','.join(samples.DIFFERENCES)}\r\ntrain,{KEY},only_in_a\r\n",
         "shopping.csv": f"what,where\n{KEY},here\n",
         "notes.txt": KEY,
     }
@@ -382,22 +384,26 @@ def test_lists_are_named_if_field_is_key(dataset: Path, tmp_path: Path, searched
     found = kinds(searched(tmp_path / "lists"))["list"]
     assert {*found} == {
         str(tmp_path / "lists" / name)
-        for name in ("one/pairs.csv", "one/exclude-train.txt", "said.csv")
+        for name in ("one/pairs.csv", "one/exclude-train.txt", "said.csv", "changes.csv")
     }
 
 
+@pytest.mark.parametrize("file", ["{}", "samples/{}.csv", "columns/notes/{}.jsonl"])
 def test_cache_is_named_while_it_has_the_shard(
-    dataset: Path, tmp_path: Path, searched: Search
+    dataset: Path, tmp_path: Path, searched: Search, file: str
 ) -> None:
+    """Its index only has sizes, and is not needed without the shard."""
     digest = json.loads((dataset / "dataset.json").read_text())["digest"]
     shard = location(dataset).partition(",")[0]
     others = [path.name for path in dataset.glob("train-*") if path.name != shard]
-    write(tmp_path / "caches/1" / digest[:16] / shard, b"1")
-    write(tmp_path / "caches/2" / digest[:16] / others[0], b"1")
-    write(tmp_path / "caches/3" / ("0" * 16) / shard, b"1")
-    assert kinds(searched(tmp_path / "caches")) == {
-        "cache": [str(tmp_path / "caches/1" / digest[:16])]
-    }
+    write(tmp_path / "caches/1" / digest[:16] / file.format(shard), b"1")
+    write(tmp_path / "caches/2" / digest[:16] / file.format(others[0]), b"1")
+    write(tmp_path / "caches/2" / digest[:16] / "index" / shard, b"1")
+    write(tmp_path / "caches/3" / ("0" * 16) / file.format(f"not-{shard}"), b"1")
+    found = searched(tmp_path / "caches")
+    assert kinds(found) == {"cache": [str(tmp_path / "caches/1" / digest[:16])]}
+    assert trace(found, traces.CACHE).content.endswith(f" in {file.format(shard)}")
+    assert not any(digest[:16] in path for path in found.not_opened)
 
 
 def train(dataset: Path, run: Path, steps: int, split: str = "train") -> None:
@@ -449,6 +455,70 @@ def test_files_with_equal_bytes_are_found(dataset: Path, tmp_path: Path, searche
     assert kinds(searched(tmp_path / "files")) == {"file": [str(tmp_path / "files/a/anything.bin")]}
 
 
+def test_link_to_a_file_names_its_target(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    """To delete the link would leave the bytes."""
+    target = tmp_path / "elsewhere/2.jpg"
+    write(target, image(2))
+    link = tmp_path / "files/2.jpg"
+    link.parent.mkdir()
+    link.symlink_to(target)
+    found = searched(tmp_path / "files")
+    assert kinds(found) == {"file": [str(target)]}
+    assert trace(found, traces.FILE).action.split() == ["delete", f"{target},", str(link)]
+    both = searched(tmp_path / "files", tmp_path / "elsewhere")
+    assert kinds(both) == {"file": [str(target)]}
+
+
+def test_hard_links_of_files_are_problems(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    """Backups by rsync --link-dest are such links."""
+    write(tmp_path / "files/2.jpg", image(2))
+    (tmp_path / "backup").mkdir()
+    os.link(tmp_path / "files/2.jpg", tmp_path / "backup/2.jpg")
+    (problem,) = searched(tmp_path / "files").problems
+    assert says("folders-not-searched-name-folders", ..., "1 hard link").search(problem)
+    assert searched(tmp_path / "files", tmp_path / "backup").problems == []
+
+
+def test_searched_links_out_are_problems(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    world = dataset.parent
+    (tmp_path / "elsewhere").mkdir()
+    (world / "more").symlink_to(tmp_path / "elsewhere")
+    (problem,) = searched(world).problems
+    assert says("link-not-searched-name-folder", world / "more").search(problem)
+    assert searched(world, tmp_path / "elsewhere").problems == []
+
+
+def test_versions_that_only_name_the_image_are_found(
+    dataset: Path, tmp_path: Path, searched: Search
+) -> None:
+    """The image was excluded before, and the dataset with its bytes was deleted."""
+    without = amend(dataset, tmp_path / "left/without", KEY)
+    done("replicate", without, "--to", tmp_path / "left/copy")
+    done("export", without, "--to", "webdataset", "--out", tmp_path / "left/tars")
+    shutil.rmtree(dataset)
+    found = searched(tmp_path / "left", newest=without)
+    assert kinds(found)["replica"] == [str(tmp_path / "left/copy")]
+    assert "export" not in kinds(found)
+    assert trace(found, traces.DATASET).content.startswith(f"quarantine.jsonl names train:{KEY}")
+
+    opened = open_dataset(str(without))
+    search = TraceSearch(opened, {}, [], "NEW", lines={("train", KEY)})
+    assert {each.kind for each in search.run()} >= {traces.DATASET}
+    assert TraceSearch(opened, {}, [], "NEW", lines={("train", "cat/0.jpg")}).holders == []
+
+
+def test_equal_keys_of_other_datasets_are_not_named(tmp_path: Path, searched: Search) -> None:
+    for number in range(8, 16):
+        write(tmp_path / "photos" / CLASSES[number % 2] / f"{number - 6}.jpg", image(number))
+    done("prepare", tmp_path / "photos", tmp_path / "other/set")
+    shutil.rmtree(tmp_path / "photos")
+    amend(tmp_path / "other/set", tmp_path / "other/without", KEY)
+    dataset = open_dataset(str(tmp_path / "world/set"))
+    sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
+    search = TraceSearch(dataset, sizes, [str(tmp_path / "other")], "NEW", lines={("train", KEY)})
+    assert {each.kind for each in search.run()} == {traces.DATASET}
+
+
 def test_packed_files_are_named_as_not_opened(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:
@@ -460,6 +530,11 @@ def test_packed_files_are_named_as_not_opened(
     for name in (*packed, "photos.tar.txt", "tar", "a.md5", cache):
         write(root / name, b"packed")
     done("export", dataset, "--to", "webdataset", "--out", root / "exported")
+    # A killed run has published the first shard of a second split.
+    done("replicate", dataset, "--to", root / "copy")
+    packed += ("copy/validation-00000-of-00001", "looked/.work/hashes-1")
+    write(root / "copy/validation-00000-of-00001", b"packed")
+    write(root / "looked/.work/hashes-1/receipts/a", b"")
     found = searched(root)
     assert found.not_opened == sorted(str(root / name) for name in packed)
     assert found.problems == []
@@ -522,10 +597,12 @@ def test_unfinished_and_untabled_outputs_are_problems(
     dataset: Path, tmp_path: Path, searched: Search
 ) -> None:
     write(tmp_path / "search/unfinished/.work/run.json", b"{}")
+    write(tmp_path / "search/killed/.work/parts-1/made/train/cat/2.jpg", image(2))
     write(tmp_path / "search/broken/dataset.json", b"{}")
     found = searched(tmp_path / "search")
     assert kinds(found) == {}
-    assert len(found.problems) == 2
+    assert len(found.problems) == 3
+    assert sum(str(tmp_path / "search/killed") in problem for problem in found.problems) == 1
     assert sum(str(tmp_path / "search/unfinished") in problem for problem in found.problems) == 1
     assert sum(str(tmp_path / "search/broken") in problem for problem in found.problems) == 1
 

@@ -187,9 +187,13 @@ def _predictions(config: ReportConfig, store: Readable) -> PredictionCounts | No
 
     if config.predictions is None:
         return None
-    classes = open_dataset(store, parts=True, check=False).manifest.classes
+    dataset = open_dataset(store, parts=True, check=False)
+    try:
+        wnids = dataset.classes.wnids
+    except DataDamagedError:  # the page names this problem
+        wnids = ("",) * dataset.manifest.classes.count
     path = Path(config.predictions).expanduser()
-    return PredictionCounts(predictions.read(path, classes.count))
+    return PredictionCounts(predictions.read(path, wnids))
 
 
 def _sheet(config: ReportConfig) -> Sheet | DataDamagedError | StoreError | None:

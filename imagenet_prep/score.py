@@ -24,7 +24,7 @@ class ScoreConfig(Settings):
 
     predictions: str = flag(
         place=AddressKind.FILE,
-        help="CSV with key,class_index,top1,p1,...,top5,p5, as written by train --predictions",
+        help="CSV with key,class_index,top1,p1,...,top5,p5, as train --predictions writes it",
         positional=True,
         metavar="PREDICTIONS.csv",
     )

@@ -1,12 +1,13 @@
 """A network's predictions for each image of a split, as a CSV file.
 
-    key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5
-    n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…
+    key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5,class
+    n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…,n01440764
 
 The file has one line per image, in the order of the records. Class indices are 0-based positions in
 the dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
 than five classes, the last fields are empty. If the network's scores are not finite, all fields
-after the label are empty. Columns for additional labels may follow; they are not read.
+after the label are empty. `class` is the name of the class `class_index`; a file of a different
+program may lack it. Columns for additional labels may follow; they are not read.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MOST = 5
 FEW_CLASSES = 10
 _RANKED = ("top1", "p1", "top2", "p2", "top3", "p3", "top4", "p4", "top5", "p5")
 HEADER = ("key", "class_index", *_RANKED)
+_CLASS = "class"
 OWN = FileKind("a file of predictions", ",".join(HEADER).encode())
 # Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000
@@ -38,13 +40,15 @@ class Prediction(NamedTuple):
     """A network's prediction for one image, whose label is `class_index`.
 
     `classes` has up to five class indices, the most likely first, and `shares` has their
-    probabilities. Both are empty if the network's scores are not finite.
+    probabilities. Both are empty if the network's scores are not finite. `wnid` is the class of the
+    label, or "" if it is unknown.
     """
 
     key: str
     class_index: int
     classes: tuple[int, ...]
     shares: tuple[float, ...]
+    wnid: str = ""
 
     @property
     def is_wrong(self) -> bool:
@@ -103,17 +107,21 @@ def write(
 ) -> None:
     """Writes predictions and header; `more[COLUMN][KEY]` is a cell of an additional column."""
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*HEADER, *more])
-    for key, class_index, classes, shares in predictions:
+    writer.writerow([*HEADER, _CLASS, *more])
+    for key, class_index, classes, shares, wnid in predictions:
         pairs = zip(classes, (f"{share:.6g}" for share in shares), strict=True)
         fields = list(itertools.chain.from_iterable(pairs))
         empty = [""] * (2 * MOST - len(fields))
         others = (texts.get(key, "") for texts in more.values())
-        writer.writerow([key, class_index, *fields, *empty, *others])
+        writer.writerow([key, class_index, *fields, *empty, wnid, *others])
 
 
-def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
-    """Yields the predictions of a file; class indices must be below `num_classes` if given."""
+def read(path: Path, wnids: Sequence[str] | None = None) -> Iterator[Prediction]:
+    """Yields the predictions of a file.
+
+    If `wnids` is given, the classes by index, all class indices must be in it, and the file must
+    not name a different class for one.
+    """
     try:
         descriptor = small_files.open_to_read(path)
     except OSError as error:
@@ -128,17 +136,36 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
                     f"{path}: expected {','.join(HEADER)} as its first line. Write such a file "
                     "with `imagenet-prep train --evaluate --predictions FILE`."
                 )
+            names_classes = header[len(HEADER) :][:1] == [_CLASS]
             for fields in lines:
                 number = lines.line_num
                 if len(fields) != len(header):
                     raise ValueError(f"{len(fields)} fields, expected {len(header)}")
-                yield _parsed(fields[: len(HEADER)], num_classes)
+                found = _parsed(fields[: len(HEADER)], None if wnids is None else len(wnids))
+                if names_classes:
+                    found = found._replace(wnid=fields[len(HEADER)])
+                if (
+                    wnids is not None
+                    and found.wnid
+                    and wnids[found.class_index] not in ("", found.wnid)
+                ):
+                    raise _other_classes(path, number, found, wnids)
+                yield found
         except (ValueError, csv.Error) as error:
             reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise DataDamagedError(
                 f"{path}: line {max(number, lines.line_num)} is invalid: {reason}. Write the file "
                 "again with `imagenet-prep train --evaluate --predictions FILE`."
             ) from None
+
+
+def _other_classes(path: Path, number: int, found: Prediction, wnids: Sequence[str]) -> UsageError:
+    index = found.class_index
+    return UsageError(
+        f"{path}: line {number:,}: class_index {index} is {found.wnid}, but {wnids[index]} in the "
+        "dataset, so the predictions are of a different class list. Give the dataset that the "
+        "network was evaluated on, or evaluate it on a dataset with its classes."
+    )
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:

@@ -32,7 +32,7 @@ from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset import predictions as predictions_file
-from imagenet_prep.dataset.predictions import MOST, five, top
+from imagenet_prep.dataset.predictions import MOST, Prediction, five, top
 from imagenet_prep.evaluation import table
 from imagenet_prep.evaluation.table import Row, Table
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
@@ -364,6 +364,17 @@ class Sheet:
         if errors:
             self._corruptions[name] = errors
 
+    def compare_labels(self, name: str, predictions: Sequence[Prediction]) -> None:
+        """Notes how many images have a different label in a file of predictions."""
+        dataset = self.sets[name]
+        label_of = dict(zip(dataset.keys, dataset.class_index.tolist(), strict=True))
+        differing = sum(label_of[row.key] != row.class_index for row in predictions)
+        if differing:
+            self._notes.append(
+                f"{counted(differing, 'image')} of {name} have a different class_index in the file "
+                "of predictions. The accuracies are wrong if the file is of a different class list."
+            )
+
     def columns(self, name: str) -> dict[str, dict[str, str]]:
         """Returns columns for a predictions file: a dataset's labels from each label list."""
         keys = self.sets[name].keys
@@ -457,8 +468,9 @@ def score(
     dataset = sheet.sets[name]
     most = dataset.num_classes
     if isinstance(predictions, str | os.PathLike):
-        rows = list(predictions_file.read(Path(predictions).expanduser(), most))
+        rows = list(predictions_file.read(Path(predictions).expanduser(), dataset.wnids))
         sheet.enter(name, five([row.classes for row in rows]), keys=[row.key for row in rows])
+        sheet.compare_labels(name, rows)
     else:
         array = np.asarray(predictions)
         texts = None if keys is None else _texts(keys)

@@ -217,9 +217,10 @@ def find_mistakes(
     """Returns the mistakes with the words and pictures of a dataset."""
     mistakes = Mistakes(len(counts.examples), images=counts.images, wrong=counts.wrong)
     images = images_of([prediction.key for prediction in counts.surest])
-    for (key, label, classes, shares), image in zip(counts.surest, images, strict=True):
+    for said, image in zip(counts.surest, images, strict=True):
         picture = image and sample.thumbnail(image.encoded)
-        mistakes.surest.append(Mistake(key, words(label), words(classes[0]), shares[0], picture))
+        label, predicted = words(said.class_index), words(said.classes[0])
+        mistakes.surest.append(Mistake(said.key, label, predicted, said.shares[0], picture))
     worst = sorted(counts.confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
     for (label, predicted), count in worst:
         share = count / counts.examples[label]

@@ -396,7 +396,7 @@ class TrainConfig(Settings):
     predictions: str | None = optional(
         place=AddressKind.RUN,
         help="with --evaluate, write the top-5 predictions for each image of the dataset (not of "
-        "--also) to this file; columns: key,class_index,top1,p1,...,top5,p5; `report "
+        "--also) to this file; columns: key,class_index,top1,p1,...,top5,p5,class; `report "
         "--predictions` reads it",
         metavar="FILE.csv",
     )

@@ -14,7 +14,7 @@ from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import MOST, Prediction, are_finite, five, top
 from imagenet_prep.storage.local_file import complete_file, storage_errors
 from imagenet_prep.trainer.comm import Comm
-from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.feed import Batch, BatchReader
 
 
 class Score(NamedTuple):
@@ -85,10 +85,11 @@ _FIELDS: list[Any] = [
 class Predicted:
     """Collects the predictions of all ranks, batch by batch."""
 
-    def __init__(self, comm: Comm, class_numbers: Sequence[int], present: Sequence[int]) -> None:
+    def __init__(self, comm: Comm, reader: BatchReader) -> None:
         self._comm = comm
-        self._class_numbers = np.asarray(class_numbers)
-        self._present = present
+        self._class_numbers = np.asarray(reader.class_numbers)
+        self._wnids = reader.class_list.wnids
+        self._present = reader.present
         self._predictions: list[Prediction] = []
         self._within: list[list[int]] = []
 
@@ -122,6 +123,7 @@ class Predicted:
                 int(self._class_numbers[row["label"]]),
                 tuple(numbers),
                 tuple(row["shares"][is_class].tolist()),
+                self._wnids[row["label"]],
             )
             self._predictions.append(prediction)
             present = row["within"][row["within"] >= 0]

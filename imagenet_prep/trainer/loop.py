@@ -386,7 +386,7 @@ class Training:
 
     def _score(self, reader: BatchReader, name: str | None = None) -> Score:
         """Returns a split's score; if `name` is given, stores the predictions under this name."""
-        predicted = Predicted(self._comm, reader.class_numbers, reader.present)
+        predicted = Predicted(self._comm, reader)
         see = None if name is None else predicted.see
         logits = self._learner.logits
         batches = self._unless_asked(reader)

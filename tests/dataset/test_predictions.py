@@ -15,10 +15,13 @@ from tests.kit.messages import says
 
 HEADER = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5\n"
 SAID = [
-    Prediction("a/1.JPEG", 0, (0, 4, 2, 1, 3), (0.5, 0.25, 0.125, 0.0625, 0.03125)),
-    Prediction('b/ä, "b".jpg', 1, (0, 1), (0.75, 0.25)),
+    Prediction("a/1.JPEG", 0, (0, 4, 2, 1, 3), (0.5, 0.25, 0.125, 0.0625, 0.03125), "cat"),
+    Prediction('b/ä, "b".jpg', 1, (0, 1), (0.75, 0.25), 'a "dog"'),
     Prediction("c/1", 0, (), ()),  # its scores were not finite
 ]
+
+
+CLASSES = ("cat", 'a "dog"', "c", "d", "e")
 
 
 def written() -> str:
@@ -32,12 +35,13 @@ def test_written_predictions_are_read_back(tmp_path: Path) -> None:
     path.write_text(written(), encoding="utf-8")
 
     assert written().splitlines() == [
-        HEADER.rstrip(),
-        "a/1.JPEG,0,0,0.5,4,0.25,2,0.125,1,0.0625,3,0.03125",
-        '"b/ä, ""b"".jpg",1,0,0.75,1,0.25,,,,,,',
-        "c/1,0,,,,,,,,,,",
+        f"{HEADER.rstrip()},class",
+        "a/1.JPEG,0,0,0.5,4,0.25,2,0.125,1,0.0625,3,0.03125,cat",
+        '"b/ä, ""b"".jpg",1,0,0.75,1,0.25,,,,,,,"a ""dog"""',
+        "c/1,0,,,,,,,,,,,",
     ]
-    assert list(predictions.read(path, 5)) == SAID
+    assert list(predictions.read(path, CLASSES)) == SAID
+    assert list(predictions.read(path)) == SAID
     assert [each.is_wrong for each in SAID] == [False, True, True]
 
 
@@ -62,7 +66,29 @@ def test_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     with pytest.raises(
         DataDamagedError, match=r"said\.csv: (line 2 is invalid|a line has more than)"
     ):
-        list(predictions.read(path, 5))
+        list(predictions.read(path, CLASSES))
+
+
+def test_predictions_of_other_classes_are_refused(tmp_path: Path) -> None:
+    """A new class moves the index of each class after it."""
+    path = tmp_path / "said.csv"
+    path.write_text(written(), encoding="utf-8")
+    wrong = says("line-class_index-dataset-predictions-different", ..., "3", "1", 'a "dog"', "ant")
+    with pytest.raises(UsageError, match=wrong):
+        list(predictions.read(path, ("cat", "ant", 'a "dog"', "c", "d")))
+    # The classes are unknown, because the class list is damaged.
+    assert list(predictions.read(path, [""] * 5)) == SAID
+
+
+def test_files_without_class_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "said.csv"
+    without = [each._replace(wnid="") for each in SAID]
+    rows = [line.rpartition(",")[0] for line in written().splitlines()]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert list(predictions.read(path, CLASSES)) == without
+    more = [rows[0] + ",own.csv sha256:0", *(f"{row},cat" for row in rows[1:])]
+    path.write_text("\n".join(more) + "\n", encoding="utf-8")
+    assert list(predictions.read(path, CLASSES)) == without
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n", "\0\xff"])
@@ -160,10 +186,10 @@ def test_each_field_of_a_prediction(
     path = tmp_path / "file.csv"
     path.write_text(f"{','.join(predictions.HEADER)}\n{fields(LINE, **changed)}\n")
     if is_sound:
-        assert len([*predictions.read(path, 10)]) == 1
+        assert len([*predictions.read(path, [""] * 10)]) == 1
     else:
         with pytest.raises(DataDamagedError) as refused:
-            [*predictions.read(path, 10)]
+            [*predictions.read(path, [""] * 10)]
         assert str(path) in str(refused.value)
 
 
@@ -184,6 +210,6 @@ def test_additional_columns_are_written_and_not_read(tmp_path: Path) -> None:
     rows = [Prediction("a", 3, (3, 1), (0.5, 0.25)), Prediction("b", 1, (), ())]
     with open(path, "w") as stream:
         predictions.write(stream, rows, {"mine": {"a": "x,y"}})
-    assert path.read_text().splitlines()[0].endswith(",p5,mine")
+    assert path.read_text().splitlines()[0].endswith(",p5,class,mine")
     assert path.read_text().splitlines()[1].endswith(',"x,y"')
-    assert [*predictions.read(path, 4)] == rows
+    assert [*predictions.read(path, [""] * 4)] == rows

@@ -233,10 +233,10 @@ def test_score_page_counts_correct_predictions(machine: Machine) -> None:
     reader: Any = make_dataset(
         root, "validation", 1, backend="native", fields=("key", "class_index")
     )
-    said = [
-        Prediction(str(batch["key"][0]), 0, (int(batch["class_index"][0]),), (1.0,))
-        for batch in reader
-    ]
+    said = []
+    for batch in reader:
+        label = int(batch["class_index"][0])
+        said.append(Prediction(str(batch["key"][0]), label, (label,), (1.0,)))
     said[0] = said[0]._replace(classes=((said[0].classes[0] + 1) % reader.num_classes,))
     with (machine.root / "said.csv").open("w") as file:
         predictions.write(file, said)

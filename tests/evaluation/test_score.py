@@ -90,13 +90,32 @@ def test_indices_give_no_accuracy_among_fewer_classes(
     stream = io.StringIO()
     keys = ["a/1", "a/2", "b/1", "b/2"]
     said = [
-        Prediction(key, 0, tuple(row[row >= 0].tolist()), (0.1,) * (row >= 0).sum())
-        for key, row in zip(keys, indices, strict=True)
+        Prediction(key, label, tuple(row[row >= 0].tolist()), (0.1,) * (row >= 0).sum())
+        for key, label, row in zip(keys, (0, 1, 2, 7), indices, strict=True)
     ]
     # In any order.
     predictions.write(stream, said[::-1])
     (tmp_path / "said.csv").write_text(stream.getvalue())
     assert score(tmp_path / "said.csv", place) == by_indices
+
+
+@pytest.mark.parametrize(("labels", "differing"), [((0, 1, 2, 7), 0), ((0, 2, 2, 8), 2)])
+def test_other_labels_of_a_file_are_counted(
+    tmp_path: Path, labels: Sequence[int], differing: int
+) -> None:
+    """An image was relabelled, or the file without class names is of a different class list."""
+    place = small(tmp_path / "set")
+    stored = dict(zip(["a/1", "a/2", "b/1", "b/2"], (0, 1, 2, 7), strict=True))
+    said = [
+        Prediction(key, label, (own,), (1.0,))
+        for (key, own), label in zip(stored.items(), labels, strict=True)
+    ]
+    stream = io.StringIO()
+    predictions.write(stream, said)
+    (tmp_path / "said.csv").write_text(stream.getvalue())
+    shown = str(score(tmp_path / "said.csv", place))
+    wrong = says("different-class_index-file-predictions-accuracies", f"{differing} images")
+    assert bool(wrong.search(shown)) is bool(differing)
 
 
 def test_classes_keep_their_order_if_scores_are_equal(tmp_path: Path) -> None:

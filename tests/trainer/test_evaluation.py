@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -173,7 +174,8 @@ def test_the_file_of_predictions_has_every_evaluated_image(
         score = train_by_numpy(
             tmp_path / name, evaluate=True, predictions=str(file), batch_size=5, **more
         )
-        found = list(predictions.read(file, 4))
+        found = list(predictions.read(file, [""] * 4))
+        assert all(each.key.startswith(f"{each.wnid}/") for each in found)
         assert len(found) == score.examples
         assert np.mean([not each.is_wrong for each in found]) == pytest.approx(score.top1)
         for each in found:
@@ -225,8 +227,16 @@ class _Two(Comm):
         return np.stack([array, array.reshape(3, 213)[::-1].ravel()])
 
 
+def reader_of(class_numbers: Sequence[int], present: Sequence[int]) -> Any:
+    """Returns the facts about a reader that decide on the predictions."""
+    wnids = [f"class {number}" for number in class_numbers]
+    return SimpleNamespace(
+        class_numbers=class_numbers, present=present, class_list=SimpleNamespace(wnids=wnids)
+    )
+
+
 def test_predictions_of_all_ranks_are_merged(tmp_path: Path) -> None:
-    predicted = Predicted(_Two(), (10, 11), (1,))
+    predicted = Predicted(_Two(), reader_of((10, 11), (1,)))
     key = "ä" * 40
     batch = {
         "key": np.array([key.encode(), b"b", b""], object),
@@ -237,16 +247,16 @@ def test_predictions_of_all_ranks_are_merged(tmp_path: Path) -> None:
     predicted.write(tmp_path / "said.csv", {"more": {key: "3"}})
 
     found = list(predictions.read(tmp_path / "said.csv"))
-    assert [(each.key, each.class_index) for each in found] == [
-        (key, 10),
-        ("b", 11),
-        ("b", 11),
-        (key, 10),
+    assert [(each.key, each.class_index, each.wnid) for each in found] == [
+        (key, 10, "class 10"),
+        ("b", 11, "class 11"),
+        ("b", 11, "class 11"),
+        (key, 10, "class 10"),
     ]
     assert found[0].classes == (10, 11)
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
     assert (found[1].classes, found[1].shares, found[1].is_wrong) == ((), (), True)
-    assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,more")
+    assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,class,more")
     classes, within, keys = predicted.top5()
     assert keys == [key, "b", "b", key]
     assert classes[0].tolist() == [10, 11, -1, -1, -1]
@@ -267,10 +277,10 @@ def test_training_and_score_rank_tied_logits_equally(tmp_path: Path) -> None:
     labels[~there] = -1
     keys = np.array([f"{number}" if there[number] else "" for number in range(400)])
     _, top1, top5, _ = trainer_evaluation.count(logits, labels, there)
-    predicted = Predicted(Comm(), range(12), range(12))
+    predicted = Predicted(Comm(), reader_of(range(12), range(12)))
     predicted.see({"key": keys, "class_index": labels, "mask": there}, logits)
     predicted.write(tmp_path / "said.csv", {})
-    said = list(predictions.read(tmp_path / "said.csv", 12))
+    said = list(predictions.read(tmp_path / "said.csv", [""] * 12))
 
     assert (top1, len(said)) == (sum(not each.is_wrong for each in said), 390)
     assert top5 == sum(each.class_index in each.classes for each in said)

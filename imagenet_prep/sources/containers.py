@@ -240,6 +240,7 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
             )
         header = reader.read(archive, position, _BLOCK)
         if header == _ZERO:
+            _require_zeros(reader, archive, position + _BLOCK, stop)
             return
         name, size, kind = _parse(header, where)
         name = extended.get("path", name)
@@ -276,6 +277,27 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
         if kind not in _REGULAR:
             raise SourceError(f"{where}: member {name!r} is of unknown kind {kind!r}. {_DAMAGED}")
         yield TarMember(name, content, size)
+
+
+def _require_zeros(reader: Reads, archive: str, start: int, stop: int) -> None:
+    """Raises SourceError if other bytes follow the end-of-archive block.
+
+    They may be files: after a lost block, or of a second tar in the same file.
+    """
+    # Nothing is read here if the size is unknown: `_Forward.finish` does.
+    sizes = () if stop == _Forward.END else range(start, stop, _PIECE_BYTES)
+    for first in sizes:
+        data = reader.read(archive, first, min(_PIECE_BYTES, stop - first))
+        if data.strip(b"\0"):
+            raise _data_behind_end(archive, start - _BLOCK)
+
+
+def _data_behind_end(archive: str, end: int) -> SourceError:
+    return SourceError(
+        f"{archive}: byte {end:,}: data follows this end-of-archive block, and may have more "
+        "files. Compare the md5 of the archive and download it again; or, if it was made from "
+        "several tars, unpack it with tar --ignore-zeros and pack the files again."
+    )
 
 
 def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
@@ -374,6 +396,13 @@ class _Forward:
         while num_bytes > 0 and (data := self._next(archive, min(num_bytes, 1 << 20))):
             num_bytes -= len(data)
 
+    def finish(self, archive: str) -> None:
+        """Reads the rest of the stream, which may only have zeros."""
+        end = self._position - _BLOCK
+        while data := self._next(archive, _PIECE_BYTES):
+            if data.strip(b"\0"):
+                raise _data_behind_end(archive, end)
+
     def _next(self, archive: str, size: int) -> bytes:
         data = self._stream.read(size)
         self._position += len(data)
@@ -393,7 +422,7 @@ def stream_contents(
 
         yield member, read
     # A compressed stream has its checksum after the end of the tar.
-    reader.skip(archive, reader.END)
+    reader.finish(archive)
 
 
 def small_files(

@@ -41,6 +41,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
+_SHARED_KEYS = {schema.TRAIN, schema.HOLDOUT}
 _HEADER = ["key", "class"]
 # Why a line may name no image. A message has the advice for its lines, and never the lines.
 _ADVICE = (
@@ -253,7 +254,7 @@ class KeyList:
       sha256: hash of the sorted lines, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
       repeated: numbers of the lines that repeat an earlier line.
       files: the image files that the list names by their bytes, by sha256; see `exclusions`. Of a
-        forgotten image, by the salted digests of its key and of its hashes.
+        forgotten image, by the salted digests of its hashes and its key, which `Lookup` compares.
       allows_unknown: whether to accept lines of no image, as in a list that is applied repeatedly.
     """
 
@@ -269,13 +270,13 @@ class KeyList:
         """The salts of forgotten images."""
         return sorted({file.salt for file in self.files.values()} - {""})
 
-    def find(self, split: str, *names: str) -> ListedFile | None:
-        """Returns the listed image that has one of these sha256, or was forgotten with this key.
+    def find(self, split: str, *hashes: str) -> ListedFile | None:
+        """Returns the listed image that has one of these sha256.
 
         `split` is the source split in which such an image was found.
         """
-        for name in names:
-            for known in (*(salted(salt, name) for salt in self.salts), name):
+        for sha256 in hashes:
+            for known in (*(salted(salt, sha256) for salt in self.salts), sha256):
                 file = self.files.get(known)
                 if file is not None and split not in file.kept_in:
                     return file
@@ -382,8 +383,10 @@ class Lookup:
             self.named[split] = {**listed.by_split.get(name, {}), **self.named[split]}
         last = max(listed.keys.values(), default=0)
         self._found = {split: bytearray(last + 1) for split in self.named}
-        self.recognised: set[str] = set()  # lines whose images were found by their bytes
+        self.recognised: set[str] = set()  # lines whose images were found by bytes, or a digest
         self._by_bytes: list[str] = []  # images that only their bytes name
+        # The lines of forgotten images and their numbers, by the digest of the key.
+        self._forgotten = {split: self._forgotten_in(split) for split in self.named}
 
     @property
     def num_images(self) -> int:
@@ -398,13 +401,37 @@ class Lookup:
         """
         named, found = self.named[split], self._found[split]
         numbers = [named.get(key, 0) for key in keys]
-        for salt in self.listed.salts:
-            names = (salted(salt, key) for key in keys)
-            by_salt = (named.get(name, 0) for name in names)
-            numbers = [number or new for number, new in zip(numbers, by_salt, strict=True)]
+        if self.listed.salts:
+            for position, key in enumerate(keys):
+                line, number, _ = self._forgotten_with(split, key)
+                numbers[position] = numbers[position] or number
+                self.recognised.add(line)
         for number in numbers:
             found[number] = 1
         return numbers if split in self._chosen else [0] * len(keys)
+
+    def salt_of(self, split: str, key: str) -> str:
+        """Returns the salt of the forgotten image with a key in a split, or ""."""
+        return self._forgotten_with(split, key)[2]
+
+    def _forgotten_with(self, split: str, key: str) -> tuple[str, int, str]:
+        """Returns the line of the forgotten image with a key, its number, and its salt."""
+        for salt in self.listed.salts:
+            line, number = self._forgotten[split].get(salted(salt, key), ("", 0))
+            if number:
+                return line, number, salt
+        return "", 0, ""
+
+    def _forgotten_in(self, split: str) -> dict[str, tuple[str, int]]:
+        digests: dict[str, tuple[str, int]] = {}
+        if not self.listed.salts:
+            return digests
+        for name, named in self.listed.by_split.items():
+            # Train and its holdout share one set of keys.
+            if self._split_of.get(name or "") == split or {name, split} == _SHARED_KEYS:
+                for digest, number in named.items():
+                    digests[digest] = (with_split(name, digest) if name else digest, number)
+        return digests
 
     def recognise(self, split: str, key: str, file: ListedFile) -> None:
         """Records that `file` of the list names an image of a split by its bytes."""

@@ -20,7 +20,7 @@ from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import formats, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import KeyList, salted
+from imagenet_prep.dataset.keys import KeyList, Lookup, salted
 from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
 from imagenet_prep.dataset.samples import Sample
@@ -281,7 +281,7 @@ class AdditionComparison:
         skipped: dict[_Kind, list[str]] = defaultdict(list)
         excluded: list[Incident] = []
         replaced: set[Incident] = set()
-        listed = {split: exclude.named_in(split) for split in splits} if exclude else {}
+        lookup = Lookup(exclude, self._origins, splits) if exclude else None
         for image, kind in self._kinds.items():
             _, member, sha256 = image
             if kind != _Kind.NEW:
@@ -289,10 +289,11 @@ class AdditionComparison:
                 continue
             split = self._split_of(image)
             file = None
-            if exclude and split in listed:
-                file = exclude.find(self._origins[split], member.key, sha256)
-            if file is not None or member.key in listed.get(split, ()):
-                salt = file.salt if file else ""
+            salt = ""
+            if lookup and split in splits:
+                file = lookup.listed.find(self._origins[split], sha256)
+                salt = file.salt if file else lookup.salt_of(split, member.key)
+            if file or salt or (lookup and lookup.lines(split, [member.key])[0]):
                 excluded.append(excluded_incident(member, split, sha256, salt=salt))
             elif QUARANTINED in self._actions(image) and not is_usable(split, member):
                 skipped[_Kind.KNOWN].append(member.key)

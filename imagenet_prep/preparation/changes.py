@@ -219,10 +219,14 @@ def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, dict[str, st
     for name, split in dataset.manifest.splits.items() if listed.files else ():
         origin = dataset.manifest.settings.origin(name)
         for sample in itertools.chain.from_iterable(dataset.rows(split.shards)):
-            file = listed.find(origin, sample.key, sample.source_sha256, sample.sha256)
-            if file is not None:
-                found.setdefault(name, {})[sample.key] = file.salt
+            file = listed.find(origin, sample.source_sha256, sample.sha256)
+            salt = file.salt if file else exclude.salt_of(name, sample.key)
+            if file or salt:
+                found.setdefault(name, {})[sample.key] = salt
+            if file:
                 exclude.recognise(name, sample.key, file)
+            elif salt:
+                exclude.lines(name, [sample.key])
     return found
 
 

@@ -26,7 +26,7 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import class_list, schema
-from imagenet_prep.dataset.keys import KeyList, ListedFile
+from imagenet_prep.dataset.keys import KeyList, ListedFile, Lookup
 from imagenet_prep.dataset.member import (
     NO_BOXES,
     Boxes,
@@ -373,7 +373,7 @@ class Planner:
         if exclusions is None:
             return
         named = exclusions.named[split]
-        excluded = []
+        excluded = [*self._exclude_forgotten(exclusions, split, lists, is_stored)]
         hashes = plan.hashes(self.selection.recipe.seed, [*named]).tolist()
         for row, member in _stored(lists, "hash", hashes, is_stored):
             if member.key in named:
@@ -385,16 +385,21 @@ class Planner:
             exclusions.recognise(split, member.key, file)
         exclusions.lines(split, excluded)
 
+    def _exclude_forgotten(
+        self, exclusions: Lookup, split: str, lists: JoinedLists, is_stored: Array
+    ) -> Iterator[str]:
+        """Clears `is_stored` for the keys of forgotten images, and yields them."""
+        if exclusions.listed.salts:
+            rows = np.flatnonzero(is_stored)
+            for row, member in zip(rows.tolist(), lists.members(rows), strict=True):
+                if exclusions.salt_of(split, member.key):
+                    is_stored[row] = False
+                    yield member.key
+
     def _recognised(
         self, listed: KeyList, split: str, lists: JoinedLists, is_stored: Array
     ) -> Iterator[tuple[int, Member, ListedFile]]:
-        """Yields stored rows that a list names by their bytes, or as forgotten keys."""
-        if listed.salts:
-            rows = np.flatnonzero(is_stored)
-            for row, member in zip(rows.tolist(), lists.members(rows), strict=True):
-                file = listed.find(split, member.key)
-                if file is not None:
-                    yield row, member, file
+        """Yields stored rows that a list names by their bytes."""
         sizes = {file.num_bytes for file in listed.files.values()}
         images = self.selection.images(self.store.local) if sizes else None
         if images is not None:

@@ -278,8 +278,11 @@ def _excluded(
         images.will_need(members)
         for member in members:
             sha256 = hash_of(member, images)
-            file = exclusions.listed.find(split, member.key, sha256) if exclusions else None
-            yield excluded_incident(member, split, sha256, salt=file.salt if file else "")
+            salt = ""
+            if exclusions:
+                file = exclusions.listed.find(split, sha256)
+                salt = file.salt if file else exclusions.salt_of(split, member.key)
+            yield excluded_incident(member, split, sha256, salt=salt)
 
 
 def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]:

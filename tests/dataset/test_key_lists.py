@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import keys
-from imagenet_prep.dataset.keys import KeyList, Lookup
+from imagenet_prep.dataset.keys import KeyList, ListedFile, Lookup
 
 BOTH = ("train", "validation")
 W = "n01440764"
@@ -68,6 +69,32 @@ def looked_up(
     found = {split: lookup.lines(split, of_split) for split, of_split in images.items()}
     lookup.check("here", ((split, key) for split in images for key in images[split]))
     return found
+
+
+@pytest.mark.parametrize(
+    ("line_split", "split", "is_named"),
+    [
+        ("train", "train", True),
+        ("holdout", "train", True),
+        ("train", "holdout", True),
+        ("validation", "train", False),
+        ("train", "validation", False),
+        ("holdout", "validation", False),
+        ("test", "train", False),
+    ],
+)
+def test_forgotten_key_belongs_to_its_split(line_split: str, split: str, is_named: bool) -> None:
+    """Train and its holdout share one set of keys; other splits may have equal ones."""
+    salt = "ab" * 16
+    line = f"{line_split}:{keys.salted(salt, 'a')}"
+    of = replace(listed(line), files={"0" * 64: ListedFile(1, line, salt)})
+    splits = ("train", "holdout", "validation", "test")
+    lookup = Lookup(of, splits, splits)
+
+    assert lookup.salt_of(split, "a") == salt * is_named
+    assert lookup.lines(split, ["b", "a"]) == [0, int(is_named)]
+    assert (line in lookup.recognised) is is_named
+    assert lookup.salt_of(split, "b") == ""
 
 
 def test_each_image_has_the_line_that_names_it() -> None:

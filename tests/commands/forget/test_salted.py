@@ -186,6 +186,45 @@ def files_of(folder: Path) -> list[Path]:
     return list((folder / "files/train").rglob("*.jpg"))
 
 
+def test_equal_key_of_a_different_split_stays(tmp_path: Path) -> None:
+    """In most folders, train and validation have images with equal names."""
+    for number in range(16):
+        split = ("train", "val")[number // 8]
+        place = tmp_path / "photos" / split / CLASSES[number % 2]
+        write(place / f"{number % 8}.jpg", image(number))
+    done("prepare", tmp_path / "photos", tmp_path / "set")
+    forget(tmp_path / "set", tmp_path / "new", f"validation:{KEY}")
+    listed = ("--exclude", tmp_path / "new/quarantine.jsonl", "--allow-unknown")
+    done("prepare", tmp_path / "photos", tmp_path / "again", *listed)
+    done("amend", tmp_path / "set", *listed, "--out", tmp_path / "amended")
+    both = ("--splits", "train,validation")
+    done("resize", "-i", tmp_path / "set", "-o", tmp_path / "small", "-r", "20", *both, *listed)
+    for name in ("again", "amended", "small"):
+        found = {
+            split: done("show", tmp_path / name, "--keys", "--splits", split).out.splitlines()
+            for split in ("train", "validation")
+        }
+        assert (len(found["train"]), len(found["validation"])) == (8, 7)
+        assert KEY in found["train"]
+        assert KEY not in found["validation"]
+        (line,) = lines(tmp_path / name)
+        assert (line["split"], len(line["salt"])) == ("validation", 32)
+
+
+def test_holdout_and_train_share_the_forgotten_key(photos: Path, tmp_path: Path) -> None:
+    """A different share is held out, so the image would be in train; its bytes have changed."""
+    done("prepare", photos, tmp_path / "set", "--holdout", "4")
+    (held,) = done("show", tmp_path / "set", "--keys", "--splits", "holdout").out.split()[:1]
+    forget(tmp_path / "set", tmp_path / "new", held)
+    write(photos / held, image(40))
+    listed = ("--exclude", tmp_path / "new/quarantine.jsonl", "--allow-unknown")
+    done("prepare", photos, tmp_path / "again", *listed)
+    done("prepare", photos, tmp_path / "whole")
+    done("amend", tmp_path / "whole", *listed, "--out", tmp_path / "amended")
+    for name in ("again", "amended"):
+        assert stored(tmp_path / name) == stored(tmp_path / "whole") - {held}
+
+
 def test_prepare_excludes_renamed_and_equally_named_images(
     photos: Path, dataset: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -102,6 +102,10 @@ class ImageList:
         names = self.firsts.values()
         return all(names) and 1 < len(names) == len({*names})
 
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self._numbers)
+
     def row(self, number: int) -> tuple[int, str] | None:
         """Returns the label and the path of an image, or None if it is not in the list."""
         at = int(np.searchsorted(self._numbers, number))
@@ -130,6 +134,7 @@ class RecordIOSource(source.StoredSource):
 
     files: dict[str, Path]
     lists: dict[str, ImageList]
+    lone_lists: dict[str, list[str]]  # by split, those without a record file
 
     @property
     def reader(self) -> RecordReader:
@@ -147,6 +152,23 @@ class RecordIOSource(source.StoredSource):
                 raise SourceError(f"{path}: {error}. Get the file again.") from error
             members = [self._member(task, record) for record in records]
         return source.sorted_by_key(members, str(path))
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns messages about missing images and files, and about the published counts."""
+        problems = super().count_problems(split, num_per_class)
+        files = list(dict.fromkeys(task.part for task in self.index_tasks(split)))
+        total = sum(num_per_class)
+        if all(name in self.lists for name in files):
+            listed = sum(len(self.lists[name]) for name in files)
+            if listed != total:
+                images = counted(total, "image")
+                problems.append(f"{split} has {images}, but the .lst files name {listed:,}")
+        missing = source.missing_files(files)
+        if missing:
+            problems.append(f"{split} has no {some(missing)}")
+        if self.lone_lists[split]:
+            problems.append(f"{split} has no .rec file of {some(self.lone_lists[split])}")
+        return problems
 
     def _member(self, task: IndexTask, record: record_files.ImageRecord) -> Member:
         where = f"{self.files[task.part]}: byte {record.offset:,}: image {record.number}"
@@ -214,8 +236,16 @@ def find(root: Path, splits: Sequence[str]) -> RecordIOSource:
                 tasks.append(IndexTask(f"{name}-{start:015d}", split, name, None, start, end))
     files = {path.name: path for path in paths}
     parts_read = tuple(parts.values())
+    lone_lists = {
+        split: [
+            path.name
+            for path in sorted(root.glob(f"{_PREFIXES[split]}*.lst"))
+            if path.with_suffix(".rec").name not in files
+        ]
+        for split in splits
+    }
     return RecordIOSource(
-        classes, parts_read, files, lists, tasks=tuple(tasks), evidence=statements
+        classes, parts_read, files, lists, lone_lists, tasks=tuple(tasks), evidence=statements
     )
 
 

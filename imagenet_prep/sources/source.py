@@ -318,6 +318,32 @@ class Pixels(Packed):
     encoding: str
 
 
+# The number of a file, such as those of train-0007.tar and val-00003-of-00016.tar.
+_NUMBERED = re.compile(r"(.*?)(\d+)(-of-(\d+))?(\.[a-z]+)", re.DOTALL)
+
+
+def missing_files(names: Iterable[str]) -> list[str]:
+    """Returns the names that are missing between numbered files, if most of these files exist."""
+    families: dict[tuple[str, str, str], dict[int, int]] = {}
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match:
+            start, digits, of, _, end = match.groups(default="")
+            families.setdefault((start, of, end), {})[int(digits)] = len(digits)
+    missing: list[str] = []
+    for (start, of, end), numbers in families.items():
+        expected = range(min(numbers), max(numbers) + 1)
+        if of:
+            total = int(of.removeprefix("-of-"))
+            expected = range(total in numbers, total + (total in numbers))
+        # Numbers such as dates have large gaps; `len` refuses huge ones.
+        if expected.stop - expected.start < 2 * len(numbers):
+            width = min(numbers.values())
+            absent = (number for number in expected if number not in numbers)
+            missing += (f"{start}{number:0{width}}{of}{end}" for number in absent)
+    return sorted(missing)
+
+
 def file_part(path: Location, md5: str | None = None) -> SourcePart:
     """Returns the part for a file; raises ImagenetPrepError if it cannot be opened."""
     require_utf8(path.parent, [path.name])

@@ -124,7 +124,8 @@ ENTRIES: dict[str, Callable[[Path], object]] = {
 def of_records(root: Path) -> list[Member]:
     classes = ClassList(("cat",), ("cat",))
     task = IndexTask("train", "train", "train.rec", stop=100)
-    return recordio.RecordIOSource(classes, (), {"train.rec": root / "train.rec"}, {}).index(task)
+    files = {"train.rec": root / "train.rec"}
+    return recordio.RecordIOSource(classes, (), files, {}, {}).index(task)
 
 
 @pytest.mark.parametrize("call", ["stat", "lstat", "listdir", "scandir", "open"])

@@ -224,3 +224,29 @@ def test_contradicting_lists_are_refused(tmp_path: Path) -> None:
         match=says("disagree-first-second-differ", "train.lst", "val.lst", "label", "0"),
     ):
         recordio.find(tmp_path, ["train", "validation"])
+
+
+def test_images_of_lists_without_records_are_counted(tmp_path: Path) -> None:
+    """As after a copy that was cut, or a second part of im2rec that did not arrive."""
+    rows = [(0, "cat/1.jpg", b"cat"), (1, "dog/2.jpg", b"dog")]
+    for number in range(3):
+        write_recordio(tmp_path / f"train_{number}.rec", rows)
+    whole = recordio.find(tmp_path, ["train"])
+    assert whole.count_problems("train", [3, 3]) == []
+    assert whole.count_problems("train", [3, 2]) == [
+        "train has 5 images, but the .lst files name 6"
+    ]
+
+    (tmp_path / "train_1.rec").unlink()
+    assert recordio.find(tmp_path, ["train"]).count_problems("train", [2, 2]) == [
+        "train has no train_1.rec",
+        "train has no .rec file of train_1.lst",
+    ]
+    # The records of a file without a list cannot be counted.
+    (tmp_path / "train_1.lst").unlink()
+    (tmp_path / "train_0.lst").unlink()
+    write(tmp_path / "synset.txt", b"cat\ndog\n")
+    write(tmp_path / "val.lst", b"")
+    assert recordio.find(tmp_path, ["train"]).count_problems("train", [1, 0]) == [
+        "train has no train_1.rec"
+    ]

@@ -226,3 +226,28 @@ def test_lenient_lists_are_not_utf_16(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "list").write_bytes("\ufeffn01440764 tench".encode(encoding))
     with pytest.raises(SourceError, match=says("utf-16-excel-saves-unicode-text", "list")):
         source.read_list(tmp_path / "list", lenient=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["train-000.tar", "train-001.tar"], []),
+        (["train-001.tar", "train-002.tar"], []),
+        (["train-000.tar", "train-001.tar", "train-003.tar"], ["train-002.tar"]),
+        (["a-8.tar", "a-9.tar", "a-10.tar", "a-12.tar"], ["a-11.tar"]),
+        (["val-09.tar", "val-10.tar", "val-12.tar"], ["val-11.tar"]),
+        (["train_0.rec", "train_2.rec", "val_0.rec", "val_1.rec"], ["train_1.rec"]),
+        (["2012-train-00.tar", "2012-train-02.tar", "2013-train-00.tar"], ["2012-train-01.tar"]),
+        (["t-0-of-3.tar", "t-1-of-3.tar"], ["t-2-of-3.tar"]),
+        (["t-1-of-3.tar", "t-2-of-3.tar", "t-3-of-3.tar"], []),
+        (["t-1-of-3.tar", "t-3-of-3.tar"], ["t-2-of-3.tar"]),
+        # Half of the files or more are missing: these numbers do not count the files.
+        (["day-20230101.tar", "day-20230305.tar"], []),
+        (["part-0.tar", "part-3.tar"], []),
+        (["part-0.tar", f"part-{'9' * 200}.tar"], []),
+        (["train.tar", "a-b.tar", "5.txt5"], []),
+        ([], []),
+    ],
+)
+def test_files_between_numbered_ones_are_missing(names: list[str], missing: list[str]) -> None:
+    assert source.missing_files(reversed(names)) == missing

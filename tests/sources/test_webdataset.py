@@ -349,6 +349,16 @@ def test_splits_are_in_names_of_tars_or_folders(
     assert (bool(says("not-read-2").search(line(tmp_path, split)))) == bool(others)
 
 
+def test_missing_tars_are_named(tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        wds(tmp_path, sample("a", number), name=f"train-{number:04d}.tar")
+        wds(tmp_path, sample("a", number), name=f"val-{number:04d}.tar")
+    source = found(tmp_path, "train")
+    assert source.count_problems("train", [1, 1, 0, 1]) == ["train has no train-0002.tar"]
+    wds(tmp_path, sample("a", 2), name="train-0002.tar")
+    assert found(tmp_path, "train").count_problems("train", [1, 1, 1, 1]) == []
+
+
 def test_split_without_tars_is_a_usage_error(tmp_path: Path) -> None:
     wds(tmp_path, sample("a", 0), name="train-00.tar")
     with pytest.raises(

@@ -330,7 +330,7 @@ def test_the_last_evaluation_fills_the_table_of_accuracies(
     assert found is not None
     assert found.facts["labels"] == {"own.csv": digest}
     header, *lines = (line.split(",") for line in said.read_text().splitlines())
-    assert header[12:] == [f"own.csv sha256:{digest}"]
+    assert header[12:] == ["class", f"own.csv sha256:{digest}"]
     assert [line[-1] for line in lines[:4]] == ["0 3", "", "2", ""]
 
 

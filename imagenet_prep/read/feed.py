@@ -93,6 +93,7 @@ class Feed:
     Attributes:
       class_numbers: maps a class index in batches to the number of the class in the class list.
       bfloat16: the fields of columns that store bfloat16 as uint16.
+      mix: the mix that has numbered the classes, if the reader is a part of one.
       skipped: the error message of each masked record, by example number.
     """
 
@@ -100,6 +101,7 @@ class Feed:
     order: Order
     config: ReadConfig
     class_numbers: Sequence[int]
+    mix: object = None
 
     def __post_init__(self) -> None:
         self.skipped: dict[int, str] = {}

@@ -87,7 +87,16 @@ class Mixed:
         """Gives the batches of all parts the class indices of the mix."""
         index = {wnid: number for number, wnid in enumerate(self.classes)}
         for reader in self._readers:
+            reader.feed.mix = self
             reader.feed.renumber([index[wnid] for wnid in reader.classes])
+
+    def _require_own_readers(self) -> None:
+        """Raises UsageError if a newer mix has numbered the classes of a part differently."""
+        if any(reader.feed.mix is not self for reader in self._readers):
+            raise UsageError(
+                "a newer mix or bucketed reader has readers of this one, and numbers their classes "
+                "in its own order. Read the newer one, or make separate readers with make_dataset."
+            )
 
     def close(self) -> None:
         """Closes the shards of all parts."""
@@ -178,6 +187,7 @@ class Mix(Mixed):
             steps,
         ):
             require_last_loop(self._loop, loop)
+            self._require_own_readers()
             self._examples_read = read
             steps -= 1
             if not steps:
@@ -306,9 +316,10 @@ class Alternation(Mixed):
         part = self._next_part()
         while part is not None:
             require_last_loop(self._loop, loop)
+            self._require_own_readers()
             reader = self._readers[part]
             if part not in loops or reader.is_at_start:
-                loops[part] = iter(reader)
+                loops[part] = reader.loop()
             size = reader.next_step_examples
             batch = next(loops[part])
             config = reader.feed.config

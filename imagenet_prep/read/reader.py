@@ -318,6 +318,18 @@ class Reader(Generic[Array]):
         )
 
     def __iter__(self) -> Iterator[Batch[Array]]:
+        self._require_no_mix()
+        return self.loop()
+
+    def _require_no_mix(self) -> None:
+        if self._feed.mix is not None:
+            raise UsageError(
+                "this reader is a part of a mix, which numbers its classes differently. Read the "
+                "mix, or make a separate reader with make_dataset."
+            )
+
+    def loop(self) -> Iterator[Batch[Array]]:
+        """Yields the remaining batches of the epoch; only the mix that has the reader calls it."""
         self._own()
         self._examples_read = self._loop_start
         self._is_restored = False
@@ -355,6 +367,7 @@ class Reader(Generic[Array]):
 
     def batch_of(self, number: int, epoch: int, lock: threading.Lock) -> dict[str, Any]:
         """Returns a batch with the example at a place of the choice, for `ExampleSource`."""
+        self._require_no_mix()
         self._own()
         chosen = self._feed.order.chosen
         number = number if chosen is None else int(chosen[number])

@@ -203,7 +203,17 @@ def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool)
     low = make_dataset(colours, "train", classes=[31, 4], **usual)
     for readers in ({"high": high, "low": low}, {"high": high, "low": low}, {"low": low}):
         make_mix(readers, homogeneous=homogeneous)
+    first = make_mix({"high": high, "low": low}, homogeneous=homogeneous)
+    begun = iter(first)
+    if not homogeneous:  # a reader of an alternation that has been read cannot be a part again
+        next(begun)
     mix = make_mix({"low": low, "high": high}, homogeneous=homogeneous)
+    for loop in (begun, iter(first)):
+        with pytest.raises(UsageError, match=says("newer-mix-bucketed-reader-readers")):
+            next(loop)
+    for reader in (low, high):
+        with pytest.raises(UsageError, match=says("reader-part-mix-numbers-classes")):
+            next(iter(reader))
     wnids = [record.wnid for record in split_records(colours, "train")]
     for batch in mix:
         (number,), (class_index,) = batch["number"], batch["class_index"]

@@ -27,11 +27,11 @@ _IGNORED = -100  # PyTorch's cross_entropy ignores this label by default
 
 
 def require_last_loop(last: object, loop: object) -> None:
-    """Raises UsageError if a newer loop has started: both would yield the same batches."""
+    """Raises UsageError if a newer loop has started, or a different position was set."""
     if last is not loop:
         raise UsageError(
-            "a newer loop over this reader has started, and yields the remaining batches. Use one "
-            "loop at a time, or a second reader."
+            "a newer loop over this reader has started, or a different position was set with "
+            "restore or set_epoch. Use one loop at a time, or a second reader."
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from imagenet_prep.core.arguments import checked
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.read.backend import CONVERTERS, Backend, open_backend
 from imagenet_prep.read.config import ReadConfig, Shown
@@ -65,8 +66,7 @@ class Mixed:
         sizes = {name: float(reader.num_examples) for name, reader in parts.items()}
         self.shares = _shares(self.names, sizes if weights is None else weights)
         self.epoch = 0
-        wnids = itertools.chain.from_iterable(reader.classes for reader in self._readers)
-        self.classes = tuple(dict.fromkeys(wnids))
+        self.classes = _joined({name: reader.classes for name, reader in parts.items()})
 
     @property
     def num_classes(self) -> int:
@@ -113,6 +113,25 @@ class Mixed:
                     f"the state has {name} {state.get(name)!r}, but this mix has {value!r}. Use "
                     "the same datasets and settings, or start from epoch 0."
                 )
+
+
+def _joined(classes_of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Returns the classes of all parts; raises UsageError if two parts spell one differently."""
+    joined: dict[str, None] = {}
+    known: dict[str, tuple[str, str]] = {}
+    for part, wnids in classes_of.items():
+        spelt = {as_seen(wnid).casefold(): (part, wnid) for wnid in wnids if wnid not in joined}
+        for name in spelt.keys() & known.keys():
+            other, theirs = known[name]
+            ours = spelt[name][1]
+            raise UsageError(
+                f"the class {ours!a} of part {part!r} and {theirs!a} of part {other!r} look the "
+                "same, but would be two classes. Prepare one dataset with the spelling of the "
+                "other: imagenet-prep prepare --classes-of OTHER; or choose classes= without it"
+            )
+        known |= spelt
+        joined |= dict.fromkeys(wnids)
+    return tuple(joined)
 
 
 class Mix(Mixed):
@@ -249,6 +268,7 @@ class Mix(Mixed):
         for name, reader in self.parts.items():
             reader.feed.use_window(cast("Any", windows)[name])
         self._feed.forget_order()
+        self._loop = None
         self.epoch = cast("int", epoch)
         self._examples_read = cast("int", read)
         if not self.steps_left:
@@ -391,6 +411,7 @@ class Alternation(Mixed):
             )
         for name, reader in self.parts.items():
             reader.restore(cast("dict[str, Any]", parts)[name])
+        self._loop = None
         self.epoch = cast("int", epoch)
         self._read = [*cast("list[int]", read)]
         if self._next_part() is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.column import WHOLE, Placement
 
 if TYPE_CHECKING:
@@ -461,6 +463,14 @@ class DrawnSteps:
         return self._steps[steps][0]
 
 
+def epoch_number(epoch: Any) -> int:
+    """Returns an epoch as an int; raises UsageError if it is not an integer from 0."""
+    # NumPy's integers are integers, but 1.0 and True are none.
+    if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch < 0:
+        raise UsageError(f"epoch={epoch!r}: expected an integer from 0")
+    return operator.index(epoch)
+
+
 class StepSampler:
     """A sampler for a PyTorch DataLoader over a reader; created by `Reader.sampler`.
 
@@ -524,6 +534,19 @@ class StepSampler:
         self._state = state
         self._handed_out = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        """Begins with this epoch, unless a step has been yielded or a position been restored.
+
+        Programs that store only the number of the epoch call it once. Others, such as Lightning,
+        call it before each epoch, which must not change the position.
+
+        Raises:
+          UsageError: `epoch` is not an integer from 0.
+        """
+        number = epoch_number(epoch)
+        if not self._handed_out and self._began[:2] == (0, 0):
+            self._began = self._began._replace(epoch=number)
+
     def _after(self, steps: int) -> Position:
         began = self._began
         remaining = self._steps(began.epoch, began.examples_read)
@@ -545,8 +568,5 @@ def step_sampler() -> type[StepSampler]:
 def _distributed(base: Any) -> type[StepSampler]:
     class DistributedStepSampler(StepSampler, base):
         """A `StepSampler` that PyTorch's programs take for already distributed."""
-
-        def set_epoch(self, epoch: int) -> None:
-            """Does nothing: each `for` loop is one epoch."""
 
     return DistributedStepSampler

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 import hashlib
-import operator
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -52,6 +51,7 @@ from imagenet_prep.read.order import (
     Position,
     Steps,
     StepSampler,
+    epoch_number,
     step_sampler,
 )
 from imagenet_prep.read.receipt import STATE_VERSION, packed, require_state
@@ -492,6 +492,7 @@ class Reader(Generic[Array]):
         """
         self.epoch, self._examples_read, window = self._position(state)
         self._feed.use_window(window)
+        self._loop = None  # a running loop would go on at its own position
         self._is_restored = True
         if not self.steps_left:
             self._begin_epoch()
@@ -506,12 +507,11 @@ class Reader(Generic[Array]):
         Raises:
           UsageError: `epoch` is not an integer from 0.
         """
-        # NumPy's integers are integers, but 1.0 and True are none.
-        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch < 0:
-            raise UsageError(f"epoch={epoch!r}: expected an integer from 0")
-        if epoch != self.epoch:
-            self.epoch = operator.index(epoch)
+        number = epoch_number(epoch)
+        if number != self.epoch:
+            self.epoch = number
             self._examples_read = 0
+            self._loop = None
 
     def _position(self, state: dict[str, Any]) -> Position:
         """Returns the position of a valid state."""

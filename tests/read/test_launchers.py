@@ -10,8 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
@@ -186,9 +187,32 @@ def test_sampler_is_a_distributedsampler_if_pytorch_is_loaded(
 
     assert isinstance(sampler, DistributedSampler)
     assert isinstance(sampler, StepSampler)
-    sampler.set_epoch(5)
-    assert sampler.epoch == 0
     assert list(sampler) == [(0, n, 0) for n in range(0, NUM_TRAIN - BATCH + 1, BATCH)]
+
+
+def test_sampler_begins_at_the_epoch_of_a_program(colours: Path) -> None:
+    """PyTorch's convention; Lightning sets the epoch of a restored position, too."""
+    starts = range(0, NUM_TRAIN - BATCH + 1, BATCH)
+    reader = opened(colours, "train")
+    sampler = reader.sampler()
+    sampler.set_epoch(cast("Any", np.int64(5)))
+    for epoch in (5, 6):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == [(epoch, n, 0) for n in starts]
+    steps = iter(sampler)
+    for _ in range(2):
+        next(steps)
+    position = sampler.state_dict()
+    assert (position["epoch"], position["examples_read"]) == (7, 2 * BATCH)
+
+    sampler.set_epoch(9)
+    assert sampler.epoch == 7
+    restored = reader.sampler()
+    restored.load_state_dict(position)
+    restored.set_epoch(8)
+    assert list(restored) == [(7, n, 0) for n in starts[2:]]
+    with pytest.raises(UsageError, match=says("epoch-expected-integer-0", "1.0")):
+        reader.sampler().set_epoch(cast("Any", 1.0))
 
 
 def test_lightning_treats_a_reader_as_an_iterable(colours: Path) -> None:

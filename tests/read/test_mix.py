@@ -26,6 +26,7 @@ from imagenet_prep.read import (
     make_dataset,
     make_mix,
 )
+from imagenet_prep.read.mix import _joined
 from imagenet_prep.read.mix_feed import Proportions
 from tests.kit.dataset import split_records
 from tests.kit.messages import says
@@ -218,6 +219,30 @@ def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool)
     for batch in mix:
         (number,), (class_index,) = batch["number"], batch["class_index"]
         assert mix.classes[class_index] == wnids[number]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "joined"),
+    [
+        (("cat", "dog"), ("dog", "eel"), ("cat", "dog", "eel")),
+        (("a/b", "ab"), ("a b",), ("a/b", "ab", "a b")),
+        (("dog",), ("Dog",), None),
+        (("caf\xe9", "dog"), ("dog", "cafe\u0301"), None),
+        (("cat ",), ("ant", "cat"), None),
+        # A class list of its own may have both.
+        (("dog", "Dog"), ("dog", "Dog"), ("dog", "Dog")),
+        (("ant", "dog"), ("Dog", "dog"), None),
+    ],
+)
+def test_classes_of_parts_are_spelt_equally(
+    first: tuple[str, ...], second: tuple[str, ...], joined: tuple[str, ...] | None
+) -> None:
+    classes_of = {"a": first, "b": second}
+    if joined is not None:
+        assert _joined(classes_of) == joined
+    else:
+        with pytest.raises(UsageError, match=says("class-part-part-look-same")):
+            _joined(classes_of)
 
 
 def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:

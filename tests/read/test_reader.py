@@ -197,6 +197,28 @@ def test_two_training_loops_do_not_repeat_images(colours: Path) -> None:
         next(second)
 
 
+def test_set_position_ends_a_running_loop(colours: Path) -> None:
+    """The loop would go on at its own position, and the state would be that of neither."""
+    reader = reader_of(colours, "train", 10, "native")
+    parts = {name: reader_of(colours, "train", 10, "native", seed=1) for name in "ab"}
+    others = {name: reader_of(colours, "train", 10, "native", seed=1) for name in "ab"}
+    for several in (reader, make_mix(parts), make_mix(others, homogeneous=True)):
+        running = iter(several)
+        next(running)
+        several.restore(several.state())
+        with pytest.raises(UsageError, match=says("newer-loop-over-reader-begun")):
+            next(running)
+
+    running = iter(reader)
+    next(running)
+    reader.set_epoch(0)  # the current epoch, as some programs set it in each step
+    next(running)
+    reader.set_epoch(2)
+    with pytest.raises(UsageError, match=says("newer-loop-over-reader-begun")):
+        next(running)
+    assert reader.state()["epoch"] == 2
+
+
 def test_loops_of_an_evaluation_are_independent(colours: Path) -> None:
     reader = reader_of(colours, "validation", 10, "native", fields=("number",))
     alone = [batch["number"].tolist() for batch in reader]

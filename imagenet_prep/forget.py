@@ -91,9 +91,12 @@ def forget(config: ForgetConfig) -> Json:
     def compare(other: Dataset) -> None:
         images.add_copies_in(other, found, dataset, workers, quiet=config.json)
 
-    search = TraceSearch(dataset, found.sizes, config.search, config.out, compare, found.lines)
-    traces = search.run()
+    asked = found.lines | found.forgotten
+    search = TraceSearch(dataset, found.sizes, config.search, config.out, compare, asked)
+    search.find()
     images.add_equal(found, dataset)
+    job = images.job(dataset, out, found, workers, quiet=config.json)
+    traces = search.traces(config.out if job else dataset.where)
     result: Json = {
         "dataset": dataset.where,
         "out": config.out,
@@ -103,7 +106,6 @@ def forget(config: ForgetConfig) -> Json:
         "not_opened": search.not_opened,
         "problems": [*found.problems, *search.problems],
     }
-    job = images.job(dataset, out, found, workers, quiet=config.json)
     if job is None:
         return result
     summary = amendment.preview(job, out) if config.dry_run else amendment.run(job, out)

@@ -469,7 +469,7 @@ class Lookup:
             choices = " or ".join(with_split(split, first) for split in splits)
             raise UsageError(
                 f"{self.listed.path}: {some(sorted(ambiguous))}: {' and '.join(splits)} each have "
-                f"an image with this key. Write {choices}, or choose one split with --splits."
+                f"an image with this key. Write {choices}."
             )
 
     def _lines_for(self, images: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -48,6 +48,7 @@ class FoundImages:
       kinds: how copies in other datasets were found, by the sha256 of their files.
       problems: sentences about images that could not be compared.
       num_forgotten: number of listed lines for images that were forgotten before.
+      forgotten: these images, as (split, key).
     """
 
     images: dict[str, TracedImage] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class FoundImages:
     kinds: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     num_forgotten: int = 0
+    forgotten: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, image: TracedImage, how: str) -> None:
         """Adds an image, unless it is known."""
@@ -130,17 +132,18 @@ def _add_listed(found: FoundImages, dataset: Dataset, listed: KeyList) -> None:
 def _recognise_forgotten(found: FoundImages, dataset: Dataset, lookup: Lookup) -> None:
     """Counts the listed images that were forgotten before, so that a list can be used again."""
     listed = [(line, *keys.split_and_key(line)) for line in lookup.listed.keys]
-    by_salt: dict[str, dict[str, list[tuple[str, str | None]]]] = {}
+    by_salt: dict[str, dict[str, list[tuple[str, str | None, str]]]] = {}
     for incident in dataset_store.incidents(dataset.store, dataset.manifest):
         if not incident.salt:
             continue
         if incident.salt not in by_salt:
             names = by_salt.setdefault(incident.salt, defaultdict(list))
             for line, split, key in listed:
-                names[keys.salted(incident.salt, key)].append((line, split))
-        for line, split in by_salt[incident.salt].get(incident.key, ()):
+                names[keys.salted(incident.salt, key)].append((line, split, key))
+        for line, split, key in by_salt[incident.salt].get(incident.key, ()):
             if split in (None, incident.split):
                 lookup.recognised.add(line)
+                found.forgotten.add((incident.split, key))
     found.num_forgotten = len(lookup.recognised)
 
 

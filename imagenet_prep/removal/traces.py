@@ -168,7 +168,8 @@ class TraceSearch:
       sizes: the size of each known file of the images, by sha256; the search adds files.
       out: the location of the new version, for messages.
       compare: called with each different dataset that is found; may add to `sizes`.
-      lines: images, as (split, key), that the quarantine.jsonl of the dataset names.
+      lines: images, as (split, key), that the quarantine.jsonl of the dataset names, or that it
+        has forgotten.
       problems: sentences about what could not be searched.
     """
 
@@ -183,6 +184,7 @@ class TraceSearch:
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
     _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+    _newest: str = ""
 
     @cached_property
     def _folders(self) -> SearchedFolders:
@@ -211,7 +213,12 @@ class TraceSearch:
         return sorted(packed)
 
     def run(self) -> list[Trace]:
-        """Returns all traces, in the order of their kinds and places."""
+        """Finds all datasets, and returns all traces; see `find` and `traces`."""
+        self.find()
+        return self.traces(self.out)
+
+    def find(self) -> None:
+        """Finds the datasets with the images, and all files of the images."""
         num_known = 0
         pending = [self.dataset.where, *self.places]
         # A dataset may tell the hash of a further version of an image, such as its source file.
@@ -221,6 +228,13 @@ class TraceSearch:
                 self._find_datasets(place)
             self._find_holders()
             pending = self._noted_folders()
+
+    def traces(self, newest: str) -> list[Trace]:
+        """Returns all traces, in the order of their kinds and places.
+
+        `newest` is the location of the version without the images, for messages.
+        """
+        self._newest = newest
         traces = [self._of_holder(holder) for holder in self.holders]
         traces += self._missing_parents()
         traces += self._noted_replicas()
@@ -314,8 +328,13 @@ class TraceSearch:
                 self._add_holder(dataset)
 
     def _add_holder(self, dataset: Dataset) -> None:
-        images = images_with(dataset, self.sizes)
         kind = self._kind_of(dataset)
+        if self.lines and kind != OTHER:
+            # A version that has forgotten an image knows its key, and this one may store it.
+            for image in stored_images(dataset):
+                if (image.split, image.sample.key) in self.lines:
+                    self.sizes.update(image.sizes)
+        images = images_with(dataset, self.sizes)
         named = [*self._named_lines(dataset, kind)]
         if images or named:
             self.holders.append(Holder(dataset, kind, images, named))
@@ -378,7 +397,7 @@ class TraceSearch:
                 f"delete the dataset in {where}, but keep the other files there: {some(others)}"
             )
         action = {
-            DATASET: f"made again without it: {self.out}. Then {delete}",
+            DATASET: f"made again without it: {self._newest}. Then {delete}",
             REPLICA: f"{self._replicate(where, holder.digest)}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
             VERSION: f"run imagenet-prep forget on it; then {delete}",
@@ -389,14 +408,14 @@ class TraceSearch:
     def _replicate(self, to: str, digest: str) -> str:
         """Returns how to replace a replica of the dataset with this digest."""
         successor = self._successor(digest)
-        if successor != self.out:
+        if successor != self._newest:
             return f"replace it by {successor}: replicate --replace"
-        return shlex.join(["imagenet-prep", "replicate", self.out, "--to", to, "--replace"])
+        return shlex.join(["imagenet-prep", "replicate", self._newest, "--to", to, "--replace"])
 
     def _successor(self, digest: str) -> str:
         """Returns the version without the images that replaces the one with this digest."""
         if digest in {self.dataset.manifest.digest, *self._ancestors}:
-            return self.out
+            return self._newest
         place = next(holder.dataset.where for holder in self.holders if holder.digest == digest)
         return f"the new version of {place}"
 
@@ -567,7 +586,7 @@ class TraceSearch:
             yield from self._of_uses(folder, holder, used)
         elif digest in self._images_of:
             content = f"used a parent that was not found (manifest {digest[:16]})"
-            yield Trace(folder.where, RUN, content, f"train again on {self.out}")
+            yield Trace(folder.where, RUN, content, f"train again on {self._newest}")
 
     def _of_uses(self, folder: Folder, holder: Holder, used: receipt.Receipt) -> Iterator[Trace]:
         firsts: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Collection
 from contextlib import closing
@@ -268,6 +269,19 @@ def test_list_of_requests_can_be_used_again(tmp_path: Path) -> None:
     again = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json
     assert (again["images"], again["forgotten_before"]) == ([], 2)
     assert not (tmp_path / "set-3").exists()
+    # Nothing was deleted yet, and the newest version is the one that exists.
+    left = {place["place"]: place for place in again["places"]}
+    assert left[str(tmp_path / "set")]["kind"] == "parent"
+    assert str(tmp_path / "photos" / stored[0]) in left
+    done("replicate", tmp_path / "set", "--to", tmp_path / "copy")
+    again = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json
+    (copy,) = (place for place in again["places"] if place["kind"] == "replica")
+    assert shlex.split(copy["action"].partition(";")[0])[:3] == [
+        "imagenet-prep",
+        "replicate",
+        str(tmp_path / "set-2"),
+    ]
+    shutil.rmtree(tmp_path / "copy")
 
     asked.write_text(f"{SPLIT}:{stored[0]}\n{stored[1]}\n{stored[2]}\n")
     more = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,16 +12,18 @@ from typing import Any
 import pytest
 
 from imagenet_prep.codec.planes import CodecUnavailableError
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, ManifestError, UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import example, record_files, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Producer
+from imagenet_prep.dataset.manifest import ManifestSource, Producer
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import amendment
-from imagenet_prep.preparation.additions import read_additions
+from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.amendment import AmendJob
 from imagenet_prep.preparation.changes import ChangeRequest, Relabels
 from imagenet_prep.shards import commit
@@ -29,7 +32,7 @@ from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.codec import mutations
 from tests.kit.messages import says
-from tests.kit.photographs import tagged
+from tests.kit.photographs import photograph, tagged
 from tests.kit.samples import add_tables, write_lines
 from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
@@ -272,3 +275,202 @@ def test_rotated_image_is_not_counted_as_resized(tmp_path: Path) -> None:
 
     assert (split.resized, split.max_width, split.max_height) == (2, 40, 43)
     assert split.examples_per_class == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("config", "policy"),
+    [
+        ({"short_side": 18}, Policy(18)),
+        ({"short_side": 18, "quality": 30}, Policy(18, 30)),
+        ({"quality": 30}, Policy(None, 30)),
+    ],
+)
+def test_new_images_get_the_quality_of_the_split(
+    tmp_path: Path, config: dict[str, Any], policy: Policy
+) -> None:
+    dataset = made(tmp_path / "set", [], **config)
+    cmyk = mutations.sources()["cmyk"]  # it is encoded again in any case
+    assert job(dataset).transform_of("train")(cmyk) == transform(cmyk, policy)
+
+
+@pytest.mark.parametrize(("check", "accepted"), [("header", True), ("decode", False)])
+def test_new_images_are_checked_as_the_split(tmp_path: Path, check: str, *, accepted: bool) -> None:
+    add = job(made(tmp_path / "set", [], short_side=64, check=check)).transform_of("train")
+    data = photograph(24, 30, 0)
+    damaged = data[:-60] + bytes(58) + data[-2:]
+    assert add(data).encoded == data
+    if accepted:
+        assert add(damaged).encoded == damaged
+    else:
+        with pytest.raises(BadImageError):
+            add(damaged)
+
+
+def test_seed_is_that_of_the_first_config(tmp_path: Path) -> None:
+    """A second amendment places new images as one amendment would."""
+    dataset = made(tmp_path / "set", [], seed=7)
+    excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
+    amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
+    amended = open_dataset(LocalStore(tmp_path / "new"))
+    without_seed = made(tmp_path / "other", [])
+
+    assert [job(each).seed for each in (dataset, amended, without_seed)] == [7, 7, 0]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_amended_dataset_keeps_facts_of_its_parent(tmp_path: Path, offset: int) -> None:
+    """Labels count from the same number, TFDS has the same name, and the same keys are missing."""
+    root = tmp_path / "set"
+    images = [picture(number, plain(number), offset) for number in range(3)]
+    write_dataset(root, {"train": [images]}, num_classes=3, label_offset=offset)
+    lacks = {schema.COLORSPACE: schema.WRONG}
+    producer = Producer("tests", "0", {"codec": "planes-1"})
+    draft = replace(add_tables(root), config={"splits": ["train"]}, producer=producer, lacks=lacks)
+    commit.publish(LocalStore(root), draft, incidents=[], classes=CLASSES, name="flowers")
+    listed = Relabels(KeyList("csv", {key(1): 1}, ""), {1: 2})
+    request = ChangeRequest(KeyList("list", {key(0): 1}, ""), listed)
+    amendment.run(job(open_dataset(LocalStore(root)), request), LocalStore(tmp_path / "new"))
+
+    new = open_dataset(LocalStore(tmp_path / "new"))
+    assert (new.manifest.label_offset, new.manifest.lacks) == (offset, lacks)
+    assert tfds.name_of(new.tfds_info) == "flowers"
+    [rows] = new.heads(new.shards("train"))
+    assert {name: index for index, name, _ in rows} == {key(1): 2, key(2): 2}
+    shard = tmp_path / "new" / schema.shard_name("train", 0, 1)
+    with open(shard, "rb") as file:
+        records = [*record_files.read_records(file, shard.name)]
+    labels = {each.stored_label for each in (example.decode(r.payload) for r in records)}
+    assert labels == {2 + offset}
+
+
+def added(root: Path, dataset: Dataset, *images: tuple[str, bytes]) -> Additions:
+    """Writes images below a train folder; returns them as images to add."""
+    for name, data in images:
+        path = root / "train" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return read_additions(str(root), CLASSES, dataset.manifest.splits)
+
+
+def test_one_good_new_image_fills_an_emptied_shard(tmp_path: Path) -> None:
+    dataset = made(tmp_path / "set", [])
+    every = ChangeRequest(KeyList("list", {key(n): n + 1 for n in range(3)}, ""))
+    bad = f"{wnid(0)}/bad.JPEG", plain(7)[:200]
+    good = f"{wnid(0)}/good.JPEG", plain(8)
+    only_bad = added(tmp_path / "bad", dataset, bad)
+    with pytest.raises(UsageError, match=says("exclude-leaves-no-image-no")):
+        _ = job(dataset, replace(every, add=only_bad)).changes
+    both = added(tmp_path / "both", dataset, bad, good)
+    [change] = job(dataset, replace(every, add=both)).changes
+    assert len(change.added) == 2
+
+
+def test_known_images_do_not_prevent_the_lists(tmp_path: Path) -> None:
+    """Only a command that changes nothing at all is refused."""
+    dataset = made(tmp_path / "set", [])
+    add = added(tmp_path / "add", dataset, (key(1), plain(1)))
+    with pytest.raises(UsageError, match=says("add-no-new-image-nothing")):
+        amendment.run(job(dataset, ChangeRequest(add=add)), LocalStore(tmp_path / "new"))
+    request = ChangeRequest(KeyList("list", {key(0): 1}, ""), add=add)
+    done = amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+    assert (done["amended"]["excluded"], done["amended"]["added"]) == (1, 0)
+
+
+def test_relabelling_of_a_chosen_split_may_change_nothing(tmp_path: Path) -> None:
+    """All lines of the list may be for other splits."""
+    dataset = made(tmp_path / "set", [])
+    listed = Relabels(KeyList("csv", {key(0): 1}, ""), {1: 0})
+    with pytest.raises(UsageError, match=says("every-image-lists-already-class")):
+        amendment.run(job(dataset, ChangeRequest(None, listed)), LocalStore(tmp_path / "new"))
+    request = ChangeRequest(None, listed, splits=("train",))
+    done = amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+    assert done["amended"]["relabelled"] == 0
+
+
+def test_images_excluded_from_a_folder_are_counted(tmp_path: Path) -> None:
+    """The folder adds nothing but the line of the excluded image, and is a source all the same."""
+    dataset = made(tmp_path / "set", [])
+    new = f"{wnid(0)}/new.JPEG"
+    add = added(tmp_path / "add", dataset, (new, plain(7)))
+    request = ChangeRequest(KeyList("list", {new: 1, key(0): 2}, ""), add=add)
+    done = amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+
+    amended = open_dataset(LocalStore(tmp_path / "new"))
+    lines = [*dataset_store.incidents(amended.store, amended.manifest)]
+    assert {line.key for line in lines} == {new, key(0)}
+    assert [source.members for source in amended.manifest.sources] == [1]
+    assert done["amended"]["excluded"] == 1
+
+
+def test_preview_refuses_files_of_unknown_origin(tmp_path: Path) -> None:
+    """A dry run reports the same as the run that follows."""
+    dataset = made(tmp_path / "set", [])
+    out = tmp_path / "new"
+    out.mkdir()
+    excluding = job(dataset, ChangeRequest(KeyList("list", {key(0): 1}, "")))
+    assert amendment.preview(excluding, LocalStore(out))["amended"]["excluded"] == 1
+    (out / schema.shard_name("train", 0, 9)).write_bytes(b"of a different program")
+    with pytest.raises(UsageError, match=says("already-contains-run-not-write", out)):
+        amendment.preview(excluding, LocalStore(out))
+
+
+def test_dataset_without_tables_is_not_amended(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", {"train": [[picture(0, plain(0))]]}, num_classes=1)
+    dataset = open_dataset(LocalStore(tmp_path / "set"))
+    with pytest.raises(UsageError, match=says("no-tables-samples-list-images")):
+        amendment.refuse(dataset, LocalStore(tmp_path / "new"))
+
+
+SALTS = [letter * 32 for letter in "abc"]
+
+
+@pytest.mark.parametrize(
+    ("of_parent", "of_finished", "of_unfinished", "expected"),
+    [
+        (SALTS[0], SALTS[1], SALTS[2], SALTS[0]),
+        ("", SALTS[1], SALTS[2], SALTS[1]),
+        ("", "", SALTS[2], SALTS[2]),
+    ],
+)
+def test_salt_of_earlier_lines_is_used_again(
+    tmp_path: Path, of_parent: str, of_finished: str, of_unfinished: str, expected: str
+) -> None:
+    """With a different salt, a repeated run would make a different dataset."""
+    line = Incident("thing/0.JPEG", "a/0", 0, 9, 0, "quarantined", "truncated", "", "train")
+    parent = made(tmp_path / "set", [line.forgotten(of_parent)] if of_parent else [line])
+    out = LocalStore(tmp_path / "out")
+    if of_finished:
+        made(tmp_path / "out", [line.forgotten(of_finished)])
+    out.write(f"{schema.WORK}/salt", json.dumps(of_unfinished).encode())
+
+    assert amendment.salt_for(parent, out) == expected
+
+
+def test_first_salt_is_random(tmp_path: Path) -> None:
+    dataset = made(tmp_path / "set", [])
+    salts = {amendment.salt_for(dataset, LocalStore(tmp_path / "new")) for _ in range(2)}
+    assert len(salts) == 2
+    assert {len(bytes.fromhex(salt)) for salt in salts} == {16}
+
+
+def test_forgotten_images_leave_no_name_behind(tmp_path: Path) -> None:
+    """Neither in a list of a source, nor in the salt of the run; both numbers are counted."""
+    gone = "thing/0.JPEG"
+    line = Incident(gone, "a/0", 0, 9, 0, "quarantined", "truncated", "ends early", "train")
+    dataset = made(tmp_path / "set", [line])
+    names = [f"train:{name}" for name in (key(0), key(1), gone)]
+    sources = [ManifestSource("added/1/more", 9, None, 3, {}, names)]
+    changed = replace(dataset.manifest, sources=sources)
+    dataset = replace(dataset, data=changed.dumps())
+    (tmp_path / "set" / schema.MANIFEST).write_bytes(changed.dumps())
+    forgotten = frozenset({("train", gone)})
+    listed = KeyList("list", {key(0): 1}, "")
+    request = ChangeRequest(listed, salt="ab" * 16, forgotten=forgotten)
+    amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+
+    new = open_dataset(LocalStore(tmp_path / "new")).manifest
+    assert [source.images for source in new.sources] == [[f"train:{key(1)}"]]
+    [step] = new.settings.amendments
+    assert step.forget is not None
+    assert step.forget.images == 2
+    assert not (tmp_path / "new" / schema.WORK / "salt").exists()

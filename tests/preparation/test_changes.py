@@ -7,6 +7,8 @@ import os
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,10 +16,10 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import KeyList, ListedFile
-from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.keys import KeyList, ListedFile, salted
+from imagenet_prep.dataset.member import Incident, Member, Origin
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.preparation.additions import read_additions
+from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.changes import (
     AmendWork,
     ChangeRequest,
@@ -27,7 +29,7 @@ from imagenet_prep.preparation.changes import (
     read_relabels,
 )
 from imagenet_prep.shards import plan
-from imagenet_prep.shards.writer import StoredRecord
+from imagenet_prep.shards.writer import StoredRecord, WrittenShard
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.messages import exactly, says
@@ -38,8 +40,8 @@ from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 class _Work(AmendWork):
     """Work with given records, and with names instead of new images."""
 
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self.__dict__.update(samples=samples, seed=0, images=object())
+    def __init__(self, samples: Sequence[Sample], seed: int = 0) -> None:
+        self.__dict__.update(samples=samples, seed=seed, images=object())
 
     def _staying(self, change: ShardChange, left_out: object) -> Any:  # noqa: ARG002
         stay = (each for each in self.samples if each.key not in change.excluded)  # type: ignore[attr-defined]
@@ -49,22 +51,27 @@ class _Work(AmendWork):
         return member, b""
 
 
-def order(before: Sequence[str], *added: str, left_out: Sequence[str] = ()) -> list[str]:
+def order(
+    before: Sequence[str], *added: str, left_out: Sequence[str] = (), seed: int = 0
+) -> list[str]:
     """Returns the keys of a shard after an amendment."""
     members = tuple(Member(key, "a", 0, 1, 0) for key in added)
     change = ShardChange(cast("Any", None), dict.fromkeys(left_out, ""), {}, members)
-    work = _Work([kept(key) for key in before])
+    work = _Work([kept(key) for key in before], seed)
     made = work._in_order(change, [])
     return [each.sample.key if isinstance(each, StoredRecord) else each[0].key for each in made]
 
 
-def place(key: str) -> tuple[int, str]:
-    return plan.keyed_hash(0, "order", key), key
+def place(key: str, seed: int = 0) -> tuple[int, str]:
+    return plan.keyed_hash(seed, "order", key), key
 
 
-def test_new_images_are_placed_by_the_plan() -> None:
+@pytest.mark.parametrize("seed", [0, 5])
+def test_new_images_are_placed_by_the_plan(seed: int) -> None:
+    by_seed = partial(place, seed=seed)
     keys = [f"n1/{number}" for number in range(40)]
-    assert order(sorted(keys[:30], key=place), *keys[30:]) == sorted(keys, key=place)
+    made = order(sorted(keys[:30], key=by_seed), *keys[30:], seed=seed)
+    assert made == sorted(keys, key=by_seed)
 
 
 def test_order_of_additions_does_not_matter() -> None:
@@ -292,3 +299,149 @@ def test_additions_without_a_valid_class_are_refused(
     file.write_bytes(plain(1))
     with pytest.raises(UsageError, match=complaint):
         read_additions(str(given), ClassList(("a", "b"), ("one", "two")), ["train"])
+
+
+def additions(excluded: Sequence[Incident] = (), **keys: Sequence[str]) -> Additions:
+    """Returns images of class 0 to add, by split."""
+    members = {
+        split: tuple(Member(key, f"{split}/{key}", 0, 1, 0) for key in of_split)
+        for split, of_split in keys.items()
+    }
+    return Additions("more", cast("Any", None), members, {}, excluded=excluded)
+
+
+@pytest.mark.parametrize(
+    ("splits", "relabelled"),
+    [(("train",), {"train"}), (("validation",), {"validation"}), (("train", "validation"), None)],
+)
+def test_new_images_are_relabelled_in_chosen_splits(
+    splits: tuple[str, ...], relabelled: set[str] | None
+) -> None:
+    relabels = Relabels(KeyList("csv", {"a/1": 1}, ""), {1: 2})
+    new = relabels.apply(additions(train=["a/1", "a/2"], validation=["a/1"]), splits)
+
+    found = {
+        split: [member.class_index for member in members] for split, members in new.members.items()
+    }
+    of_train = 2 if relabelled is None or "train" in relabelled else 0
+    of_validation = 2 if relabelled is None or "validation" in relabelled else 0
+    assert found == {"train": [of_train, 0], "validation": [of_validation]}
+
+
+def test_contradictions_in_unchosen_splits_are_allowed() -> None:
+    """The lists are ignored there."""
+    listed = KeyList("list", {"validation:a": 1}, "")
+    relabels = Relabels(KeyList("csv", {"validation:a": 1}, ""), {1: 0})
+    assert ChangeRequest(listed, relabels, splits=("train",)).narrowing == ("train",)
+    for splits in (("validation",), ("train", "validation"), None):
+        with pytest.raises(UsageError, match="csv: 1 line with a key that is also in list"):
+            ChangeRequest(listed, relabels, splits=splits)
+
+
+def written(root: Path, shards: Sequence[Sequence[int]], split: str = "train") -> Any:
+    """Returns a dataset with these numbers as images."""
+    images = [[picture(number, plain(number)) for number in of_shard] for of_shard in shards]
+    write_dataset(root, {split: images}, num_classes=9)
+    add_tables(root)
+    return open_dataset(LocalStore(root))
+
+
+def test_lists_may_only_name_new_images(tmp_path: Path) -> None:
+    dataset = written(tmp_path / "set", [range(3)])
+    gone = Incident("a/gone", "a/gone", 0, 1, 0, "excluded", "listed", "", "train")
+    add = additions([gone], train=["a/new"])
+    relabel = Relabels(KeyList("csv", {"a/new": 1}, ""), {1: 2})
+    request = ChangeRequest(KeyList("list", {"a/gone": 1}, ""), relabel, add)
+
+    [change] = changes_of(request, dataset, 0)
+    assert [member.key for member in change.added] == ["a/new"]
+    other = replace(request, exclude=KeyList("list", {"a/other": 1}, ""))
+    with pytest.raises(UsageError, match=says("no-such-key-write-one", "list")):
+        changes_of(other, dataset, 0)
+
+
+def test_new_image_that_resembles_a_line_is_named(tmp_path: Path) -> None:
+    dataset = written(tmp_path / "set", [range(3)])
+    listed = KeyList("list", {"a/ne\u0301w": 1}, "")
+    request = ChangeRequest(listed, add=additions(train=["a/n\u00e9w"]))
+    with pytest.raises(UsageError, match="did you mean"):
+        changes_of(request, dataset, 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_seed_decides_the_shard_of_a_new_image(tmp_path: Path, seed: int) -> None:
+    dataset = written(tmp_path / "set", [[0], [1], [2], [3]])
+    keys = [f"a/{number}" for number in range(12)]
+    changes = changes_of(ChangeRequest(add=additions(train=keys)), dataset, seed)
+
+    found = {member.key: change.name for change in changes for member in change.added}
+    assert found == {
+        key: f"train-0000{plan.keyed_hash(seed, 'add', key) % 4}-of-00004" for key in keys
+    }
+
+
+SALT = "ab" * 16
+
+
+@pytest.mark.parametrize("request_salt", ["", "cd" * 16])
+def test_lines_keep_the_salt_of_the_list(tmp_path: Path, request_salt: str) -> None:
+    """An image that a list names as forgotten is forgotten here, too."""
+    dataset = written(tmp_path / "set", [range(3)])
+    rows = [*next(dataset.rows(dataset.shards("train")))]
+    by_key, by_bytes, plain_row = rows
+    files = {
+        salted(SALT, by_key.key): ListedFile(9, "its digest", SALT),
+        salted(SALT, by_bytes.sha256): ListedFile(9, "another digest", SALT),
+    }
+    lines = {"its digest": 1, "another digest": 2, plain_row.key: 3}
+    request = ChangeRequest(KeyList("list", lines, "", files=files), salt=request_salt)
+    request = replace(request, add=additions(train=["a/new"]))
+
+    [change] = changes_of(request, dataset, 0)
+    assert change.excluded == {by_key.key: SALT, by_bytes.key: SALT, plain_row.key: request_salt}
+
+
+@pytest.mark.parametrize("kept_in", [frozenset(), frozenset({"train"}), frozenset({"validation"})])
+def test_kept_copies_belong_to_the_source_split(tmp_path: Path, kept_in: frozenset[str]) -> None:
+    """The images of a holdout are from train."""
+    dataset = written(tmp_path / "set", [range(3)], "holdout")
+    row = next(iter(next(dataset.rows(dataset.shards("holdout")))))
+    files = {row.sha256: ListedFile(row.num_bytes, "a/former", kept_in=kept_in)}
+    listed = KeyList("list", {"a/former": 1}, "", files=files, allows_unknown=True)
+
+    changes = changes_of(ChangeRequest(listed), dataset, 0)
+    assert [{*change.excluded} for change in changes] == ([] if "train" in kept_in else [{row.key}])
+
+
+NUMBERS = (
+    "examples",
+    "num_bytes",
+    "index_bytes",
+    "samples_bytes",
+    "source_bytes",
+    "resized",
+    "max_height",
+    "max_width",
+    "transform_s",
+)
+
+
+def test_receipt_of_a_changed_shard_has_all_lines(tmp_path: Path) -> None:
+    """It lists no origins: the copied records have none, and some are no complete list."""
+    dataset = written(tmp_path / "set", [range(3)])
+    [shard] = dataset.manifest.splits["train"].shards
+    key = next(iter(next(dataset.heads([shard]))))[1]
+    bad = Incident("a/bad", "a/bad", 0, 1, 0, "quarantined", "truncated", "", "train")
+
+    def write(name: str, records: Any) -> tuple[Any, Any]:
+        assert len([*records]) == 2
+        numbers = dict.fromkeys(NUMBERS, 1)
+        origins = [Origin(0, "a/new", "a/new", 0, 1, 1, 1)]
+        texts = dict.fromkeys(("sha256", "index_sha256", "samples_sha256"), "")
+        made: Any = {"shard": name, "incidents": [bad], "origins": origins, **numbers, **texts}
+        return WrittenShard(**made), ()
+
+    work = AmendWork(dataset, 0, cast("Any", {"train": write}), None, {})
+    content = work(ShardChange(shard, {key: ""}, {}, ())).content
+    assert [line.key for line in content.incidents] == ["a/bad", key]
+    assert content.origins == []

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from imagenet_prep.codec.transform import keep
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import class_list, schema
+from imagenet_prep.dataset import class_list, manifest, schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import existing_set
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set, settle_labels
@@ -26,6 +28,8 @@ from tests.kit import faults, foreign
 from tests.kit.foreign_datasets import few_images
 from tests.kit.limits import Limits
 from tests.kit.messages import says
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 THREADS = Workers(1, "threads")
 FIRST = "train-00000-of-00002"
@@ -265,3 +269,113 @@ def test_identity_of_shards_is_names_sizes_and_times(tmp_path: Path) -> None:
     noted = [[shard.name, shard.stat.size, shard.stat.validator]]
 
     assert existing_set.identity([shard]) == strict_json.digest(noted)
+
+
+def test_refused_and_largest_images_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tallest image is not the widest, and neither is the last one of its shard."""
+    refused = [image.data for image in few_images()[:3]]
+
+    def keep_or_repair(data: bytes) -> PreparedImage:
+        return keep(data)._replace(repair="odd_header" if data in refused else None)
+
+    monkeypatch.setattr(existing_set, "keep", keep_or_repair)
+    seen = check(write(tmp_path / "set"))
+
+    assert seen.refused == 3
+    sizes: dict[str, list[tuple[int, int]]] = {"train": [], "validation": []}
+    for image in few_images():
+        sizes[image.split].append((image.width, image.height))
+    for split, shards in seen.shards.items():
+        widths, heights = zip(*sizes[split], strict=True)
+        found = max(s.max_width for s in shards), max(s.max_height for s in shards)
+        assert found == (max(widths), max(heights))
+
+
+def test_exported_keys_are_part_of_the_identity(tmp_path: Path) -> None:
+    """After a change of the list, the records of the same file have different keys."""
+    [shard, *_] = shard_files.find(LocalStore(write(tmp_path / "set"))).splits["train"]
+    listed = [{}, {f"{shard.file}:0": "a/1"}, {f"{shard.file}:0": "a/2"}]
+    assert len({existing_set.identity([shard._replace(keys=keys)]) for keys in listed}) == 3
+
+
+@pytest.mark.parametrize("changed", ["offset", "classes"])
+def test_shards_are_checked_again_for_new_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """The receipts of a check with a different meaning of the labels are not used."""
+    root = write(tmp_path / "set")
+    known = check(root).labelling
+    wnids = known.classes.wnids
+    other = {
+        "offset": replace(known, offset=0),
+        "classes": replace(known, classes=ClassList(wnids[::-1], known.classes.words)),
+    }[changed]
+    monkeypatch.setattr(existing_set, "settle_labels", lambda *_, **__: other)
+
+    assert len(check(root).problems) == 8
+
+
+def dataset(root: Path, *numbers: int) -> Path:
+    """Writes a dataset of this program with one shard and its table of samples."""
+    images = [picture(number, plain(number)) for number in numbers]
+    write_dataset(root, {"validation": [images]}, num_classes=4)
+    made = add_tables(root)
+    counts = [numbers.count(number) for number in range(4)]
+    splits = {
+        name: replace(split, examples_per_class=counts) for name, split in made.splits.items()
+    }
+    (root / schema.MANIFEST).write_bytes(replace(made, splits=splits).dumps())
+    return root
+
+
+def test_shards_are_checked_again_for_new_tables(tmp_path: Path) -> None:
+    """The keys of a dataset are those of its tables, which its manifest describes."""
+    root = dataset(tmp_path / "set", 0, 1)
+    before = check(root).tables
+    made = manifest.loads((root / schema.MANIFEST).read_bytes(), "set")
+    (root / schema.MANIFEST).write_bytes(replace(made, plan_digest="0" * 64).dumps())
+    assert check(root).tables != before
+
+
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_only_keys_of_records_get_numbers(tmp_path: Path, *, has_tables: bool) -> None:
+    """Keys in tables are final; with `has_tables` unset, the keys are made again."""
+    found = shard_files.find(LocalStore(dataset(tmp_path / "set", 0, 1, 1)), check=False)
+    work = LocalStore(tmp_path / "receipts")
+    seen = check_existing_set(found, work, THREADS, has_tables=has_tables, quiet=True)
+
+    assert seen.problems == []
+    [shard] = seen.all_shards
+    table = schema.samples_name(shard.shard)
+    new = seen.renamed.get(table, {})
+    assert bool(new) == (not has_tables)
+    data, sha256 = existing_set.renamed_keys(work, f"{seen.tables}/{table}", new)
+    assert (shard.samples_bytes, shard.samples_sha256) == (len(data), sha256)
+
+
+def test_labels_of_own_datasets_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Labels that `amend` changed may differ from the published ones."""
+
+    def refuse(*_: object) -> None:
+        raise DataDamagedError("shuffled")
+
+    monkeypatch.setattr(existing_set, "check_validation", refuse)
+    assert check(dataset(tmp_path / "set", 0, 1)).problems == []
+
+
+@pytest.mark.parametrize(("writer", "reported"), [(foreign.flowers, False), (foreign.slim, True)])
+def test_counts_are_only_compared_for_wnids(
+    tmp_path: Path, writer: foreign.Writer, *, reported: bool
+) -> None:
+    """Each difference is reported once, although both splits have it."""
+    root = tmp_path / "set"
+    shards = {"train": 2, "validation": 1}
+    foreign.write(root, few_images(), writer, num_shards=shards, own_classes=True)
+    problems = check(root).count_problems
+
+    assert bool(problems) == reported
+    assert len({*problems}) == len(problems)

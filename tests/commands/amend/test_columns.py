@@ -189,15 +189,18 @@ def test_unfinished_column_is_named_and_not_copied(
     assert [path.name for path in (tmp_path / "new" / "columns").iterdir()] == [CLASSES]
 
 
-@pytest.mark.parametrize("fault", ["json", "rows", "foreign"])
+@pytest.mark.parametrize("fault", ["json", "rows", "surplus", "foreign"])
 def test_damaged_column_of_parent_is_named(
     parent: Path, changes: Changes, tmp_path: Path, fault: str
 ) -> None:
     root = Path(shutil.copytree(parent, tmp_path / "set"))
     (shard, *_) = sorted(shards_of(parent, changes.excluded[0]))
-    damaged = root / "columns" / SUMS / {"rows": f"{shard}.npy"}.get(fault, "column.json")
+    is_of_rows = fault in ("rows", "surplus")
+    damaged = root / "columns" / SUMS / (f"{shard}.npy" if is_of_rows else "column.json")
     if fault == "rows":
         faults.flip_bit(damaged, 130)
+    elif fault == "surplus":
+        damaged.write_bytes(damaged.read_bytes() + bytes(9))
     elif fault == "json":
         damaged.write_bytes(b'{"column_version":1,"shape":[9999999999999]}')
     else:
@@ -207,5 +210,5 @@ def test_damaged_column_of_parent_is_named(
     result = amend(root, tmp_path / "new", "--exclude", changes.exclude)
     assert result.code == 3, result
     assert str(damaged) in result.err
-    assert (tmp_path / "new").exists() == (fault == "rows")
+    assert (tmp_path / "new").exists() == is_of_rows
     assert not (tmp_path / "new" / "dataset.json").exists()

@@ -9,7 +9,9 @@ import lzma
 import os
 import random
 import tarfile
-from collections.abc import Callable
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import containers
 from tests.kit.hostile import archives
+from tests.kit.limits import Limits
 from tests.kit.messages import says
 
 
@@ -117,3 +120,68 @@ def test_checksum_after_the_tar_is_verified(tmp_path: Path) -> None:
     path.write_bytes(packed[:-8] + bytes(4) + packed[-4:])
     with pytest.raises(SourceError, match=says("cannot-read-2", path)):
         [*containers.contents(path, len)]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_zeros_between_packed_files_are_counted_apart(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """Each file of a tape may have padding; only the padding after one file is limited."""
+    half = containers._MAX_PADDING_BYTES // 2 + 512
+    piece = pack(b"content") + bytes(half)
+    (tmp_path / "file").write_bytes(piece * 3)
+    with containers.unpacked(tmp_path / "file") as stream:
+        assert stream.read() == b"content" * 3
+
+
+def test_global_headers_rename_no_file(tmp_path: Path) -> None:
+    """Such as the commit in the tars of `git archive`."""
+    buffer = io.BytesIO()
+    with tarfile.open(
+        fileobj=buffer,
+        mode="w",
+        format=tarfile.PAX_FORMAT,
+        pax_headers={"comment": "a commit", "path": "elsewhere"},
+    ) as archive:
+        archive.addfile(tarfile.TarInfo("a"))
+    (tmp_path / "a.tar").write_bytes(buffer.getvalue())
+    assert [name for name, *_ in containers.contents(tmp_path / "a.tar", len)] == ["a"]
+
+
+def test_all_of_the_allowance_may_be_used() -> None:
+    allowance = containers.Allowance(10)
+    allowance.take(4, "a.tar")
+    allowance.take(6, "a.tar")
+    with pytest.raises(SourceError, match=says("unpacks-more-bytes", "a.tar", "10")):
+        allowance.take(1, "a.tar")
+
+
+def zipped(root: Path, files: Mapping[str, bytes]) -> Path:
+    path = root / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_files_of_a_zip_share_one_allowance(tmp_path: Path, limits: Limits) -> None:
+    limits(zip_allowance_bytes=50_000)
+    path = zipped(tmp_path, {str(number): bytes(20_000) for number in range(5)})
+    assert path.stat().st_size * 16 < 40_000
+    with pytest.raises(SourceError, match=says("unpacks-more-bytes")):
+        [*containers.contents(path, lambda _: 20_000)]
+    # Bytes that are not requested are not unpacked.
+    assert len([*containers.contents(path, lambda _: 100)]) == 5
+
+
+def test_checksum_of_a_file_in_a_zip_is_verified(tmp_path: Path) -> None:
+    """The requested bytes may be all of a file; then its end is reached."""
+    data = random.Random(0).randbytes(500)
+    path = zipped(tmp_path, {"a": data})
+    assert [*containers.contents(path, lambda _: 500)] == [("a", 500, data)]
+    packed = path.read_bytes()
+    crc = zlib.crc32(data).to_bytes(4, "little")
+    assert packed.count(crc) == 2
+    path.write_bytes(packed.replace(crc, bytes(4)))
+    with pytest.raises(SourceError, match=says("cannot-read-2", path)):
+        [*containers.contents(path, lambda _: 500)]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import folder, ilsvrc, labels
 from imagenet_prep.sources.folder import FolderSource
@@ -440,3 +442,87 @@ def test_copied_export_may_have_either_form(
     source = folder.find(tmp_path, ["train"])
     (member,) = members(dataclasses.replace(source, keys={"train": places}), "train")
     assert member.key == (key or f"cat/{file}.jpg")
+
+
+def test_unread_folders_are_counted_once(tmp_path: Path) -> None:
+    """A holdout is unread, too, unless it was chosen; only the first split counts them."""
+    files = "train/cat/1.jpg val/cat/2.jpg holdout/cat/{3,4}.jpg more/cat/5.jpg"
+    root = made(tmp_path, files)
+
+    def ignored(*splits: str) -> list[dict[str, int]]:
+        return [dict(part.ignored) for part in folder.find(root, splits).parts]
+
+    assert ignored("train") == [{"holdout/": 2, "more/": 1}]
+    assert ignored("train", "validation") == [{"holdout/": 2, "more/": 1}, {}]
+    assert ignored("train", "validation", "holdout") == [{"more/": 1}, {}, {}]
+
+
+@pytest.mark.parametrize("is_export", [True, False])
+def test_empty_classes_are_only_skipped_in_exports(tmp_path: Path, *, is_export: bool) -> None:
+    """`export` makes a folder for each class, also for those without images in a split."""
+    root = made(tmp_path, "val/cat/1.jpg train/{cat,dog}/1.jpg")
+    (root / "val" / "dog").mkdir()
+    if is_export:
+        write(root / schema.EXPORT, b"{}")
+    source = folder.find(root, ["train", "validation"])
+
+    if is_export:
+        assert [member.class_index for member in members(source, "validation")] == [0]
+    else:
+        with pytest.raises(SourceError, match=says("holds-no-image-add-images", "dog")):
+            members(source, "validation")
+
+
+@pytest.mark.parametrize(
+    ("shared", "is_refused"),
+    [("cat/list.txt", False), ("cat/1.jpg", True), ("cat/1.JPG", True), ("Cat/1.jpg", True)],
+)
+def test_parts_of_a_split_only_differ_in_images(
+    tmp_path: Path, shared: str, *, is_refused: bool
+) -> None:
+    """Each part may have its own README or list; the same image in both makes them copies."""
+    root = made(tmp_path, f"train1/cat/{{1.jpg,list.txt}} train2/{shared} train2/cat/2.jpg")
+    if is_refused:
+        with pytest.raises(UsageError, match=says("source-holds-keep-only-one")):
+            folder.find(root, ["train"])
+    else:
+        keys = [member.key for member in members(folder.find(root, ["train"]), "train")]
+        assert sorted(keys) == ["cat/1.jpg", "cat/2.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("wnids", "name", "is_imagenet"),
+    [
+        (OFFICIAL.wnids, "train", True),
+        ((FIRST, SECOND), "train", True),
+        (("cat", "dog"), "train", False),
+        ((FIRST, "dog"), "train", False),
+        ((FIRST, "dog"), "imagenet21k_train", False),
+    ],
+)
+def test_imagenet_is_recognised_by_its_classes(
+    wnids: tuple[str, ...], name: str, *, is_imagenet: bool
+) -> None:
+    classes = ClassList(wnids, wnids)
+    assert folder.is_imagenet(classes, [f"in/{name}"]) == is_imagenet
+
+
+def test_empty_folder_of_no_class_is_skipped(tmp_path: Path) -> None:
+    """Such as val/images/ of Tiny ImageNet, whose images were moved into class folders."""
+    root = made(tmp_path, f"train/{{{FIRST},{SECOND}}}/1.JPEG val/{FIRST}/2.JPEG")
+    (root / "val" / "images").mkdir()
+    source = folder.find(root, ["train", "validation"])
+    assert [member.class_index for member in members(source, "validation")] == [0]
+    write(root / "val" / "images" / "3.JPEG", b"?")
+    with pytest.raises(SourceError, match=says("not-class-list-move-away", "images")):
+        folder.find(root, ["train", "validation"])
+
+
+@pytest.mark.parametrize("place", ["", "val", "val/images"])
+def test_list_of_labels_is_found_near_its_images(tmp_path: Path, place: str) -> None:
+    root = made(tmp_path, f"train/{{{FIRST},{SECOND}}}/1.JPEG val/images/x1.JPEG")
+    write(
+        root / place / ilsvrc.SOLUTION, f"ImageId,PredictionString\nx1,{SECOND} 1 2 3 4\n".encode()
+    )
+    source = folder.find(root, ["train", "validation"])
+    assert [member.class_index for member in members(source, "validation")] == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from types import ModuleType
 
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import class_list, keys
 from imagenet_prep.sources import detect, layout
+from imagenet_prep.sources.labels import official_classes
 from tests.kit.layouts import write
 from tests.kit.messages import says, wording
 from tests.kit.trees import JPEG, made
@@ -375,3 +377,54 @@ def test_imagenet_o_keeps_its_name_with_other_classes(
         found = layout.edition_of([name], [N1, N2], f"{name}/{N1}/fox.jpg")
         assert found is not None
         assert found.name == expected
+
+
+def test_answers_are_sorted_with_the_label_of_the_object() -> None:
+    """Only objects with several classes have answers besides their label."""
+    wnids = official_classes().wnids
+    objects = {"clock": [531, 409], "pen": [418], "knob": []}
+    made = layout.Layout(class_list.OBJECTNET, objects=objects)
+    assert made.answers == {wnids[531]: [wnids[409], wnids[531]]}
+
+
+def mapping(
+    folders: dict[str, str], words: dict[str, str], numbers: dict[str, int] | None = None
+) -> dict[str, bytes]:
+    """Returns ObjectNet's mapping files; a list of words that only has `unknown` as line 0."""
+    files = {layout.OBJECTNET_FOLDERS: folders, layout.OBJECTS: words}
+    if numbers is not None:
+        files[layout.NUMBERS] = numbers  # type: ignore[assignment]
+    made = {name: json.dumps(content).encode() for name, content in files.items()}
+    return made | ({layout.WORDS: b"unknown\n"} if numbers is not None else {})
+
+
+@pytest.mark.parametrize(
+    ("files", "is_sound"),
+    [
+        (mapping({str(n): "X" for n in range(1000)}, {}), True),
+        (mapping({str(n): "X" for n in range(1001)}, {}), False),
+        (mapping({"x": "X"}, {"Y": ";" * 1000}), True),
+        (mapping({"x": "X"}, {"Y": ";" * 1001}), False),
+        (mapping({"x": "X"}, {"X": "unknown"}, {"999": 0}), True),
+        (mapping({"x": "X"}, {"X": "unknown"}, {"1000": 0}), False),
+        (mapping({"x": "X"}, {"X": "unknown"}, {"-1": 0}), False),
+        (mapping({"x": "X", "y": "Y"}, {"X": "unknown"}, {"5": 0}), True),
+        (mapping({"x": "X", "y": "Y"}, {"X": "unknown", "Y": "unknown"}, {"5": 0}), False),
+    ],
+)
+def test_mapping_of_objects_has_bounds(files: dict[str, bytes], *, is_sound: bool) -> None:
+    if is_sound:
+        assert "x" in layout._objects(files, "here") or len(layout._objects(files, "here")) == 1000
+    else:
+        with pytest.raises(SourceError, match=says("objectnet-s-mapping-cannot-read", "here")):
+            layout._objects(files, "here")
+
+
+@pytest.mark.parametrize(
+    ("files", "is_advised"), [("train-00000-of-00001", True), ("1.jpg train-00000-of-00001", False)]
+)
+def test_shards_are_advised_if_there_are_no_images(
+    tmp_path: Path, files: str, *, is_advised: bool
+) -> None:
+    error = layout.without_classes(made(tmp_path / "in", files))
+    assert (says("holds-tfrecord-files-other-verbs").search(str(error)) is not None) == is_advised

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import schema
 from imagenet_prep.sources import labels, parquet
 from imagenet_prep.sources.source import PackedImage
 from tests.kit.layouts import PARQUET_NAME as NAME
@@ -237,3 +238,51 @@ def test_missing_pyarrow_is_named_with_the_install_command(
 
     with pytest.raises(UsageError, match=r"data/.*pip install 'imagenet-prep\[parquet\]'"):
         parquet.find(tmp_path, ["train"])
+
+
+@pytest.mark.parametrize(("right", "wrong", "official"), [(2, 1, True), (1, 1, False)])
+def test_most_paths_must_match_the_official_list(
+    tmp_path: Path, right: int, wrong: int, *, official: bool
+) -> None:
+    rows = [row(number, number) for number in range(right)]
+    rows += [{**row(5, number), "label": 6} for number in range(wrong)]
+    write_parquet(tmp_path / NAME, rows, ["a", "b", "c", "d", "e", "f", "g"])
+    assert (parquet.find(tmp_path, ["train"]).classes == OFFICIAL) == official
+
+
+def test_wnids_in_paths_may_differ_from_own_classes(tmp_path: Path) -> None:
+    """They only contradict a label if the classes are WNIDs, too."""
+    rows = [{**row(3, number), "label": number} for number in range(2)]
+    write_parquet(tmp_path / NAME, rows, ["cat", "dog"])
+    assert [image.key.partition("/")[0] for image in images(tmp_path)] == ["cat", "dog"]
+    write_parquet(tmp_path / NAME, rows, OFFICIAL.wnids[1:3])
+    with pytest.raises(SourceError, match=says("label-path-names-file-damaged")):
+        images(tmp_path)
+
+
+def test_test_split_only_replaces_validation(tmp_path: Path) -> None:
+    """Its labels are not those of train."""
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", [row(1, 1)], ())
+    assert len(images(tmp_path, "validation")) == 1
+    with pytest.raises(UsageError, match=says("source-no-holds-choose-different")):
+        parquet.find(tmp_path, ["train"])
+    write_parquet(tmp_path / "validation-00000-of-00001.parquet", [row(1, 1), row(2, 2)], ())
+    assert len(images(tmp_path, "validation")) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("dog/7.png", "dog/7.png"), ("../7.png", "cat/7.png"), ("", "cat/7.png")]
+)
+def test_paths_of_exports_are_keys_if_valid(tmp_path: Path, path: str, key: str) -> None:
+    """Another program may have changed the paths of a file that `export` wrote."""
+    import pyarrow.parquet as pq
+
+    write_parquet(
+        tmp_path / NAME, [{"image": {"bytes": b"a", "path": path}, "label": 0}], ["cat", "dog"]
+    )
+    table = pq.read_table(tmp_path / NAME)
+    marks = {**table.schema.metadata, schema.PARQUET_KEYS.encode(): b"1"}
+    pq.write_table(table.replace_schema_metadata(marks), tmp_path / NAME)
+    [image] = images(tmp_path)
+    expected = key if path else f"cat/{NAME.removesuffix('.parquet')}_00000000"
+    assert image.key == expected

@@ -286,6 +286,41 @@ def test_few_labels_that_contradict_the_many_are_named() -> None:
         labelling_of(uses)
 
 
+def test_offset_is_that_of_most_examples() -> None:
+    """Not that of most classes: the records of one class may be most of the dataset."""
+    wnids = [f"n0000000{number}" for number in range(3)]
+    uses = [use(wnids[0], 1, 100), use(wnids[1], 1), use(wnids[2], 2)]
+    with pytest.raises(DataDamagedError, match=says("labels-not-match-others-labels", 2)):
+        labelling_of(uses)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_words_are_those_of_most_records(order: int) -> None:
+    wnid = "n00000001"
+    uses = [use(wnid, 1, 5, text="fish"), use(wnid, 1, 2, text="fsih")][::order]
+    assert labelling_of(uses).classes.words == ("fish",)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "is_renamed"),
+    [
+        ("train-00001-of-00002", "train-00000-of-00002", True),
+        ("train-00001-of-00002", "train-00001-of-00002", True),
+        ("train/train-00001-of-00002", "train-00001-of-00002", True),
+        ("train-00000-of-00002", "train-00001-of-00002", False),
+        ("train-00002-of-00002", "train-00002-of-00002", False),
+        ("train-00002-of-00002", "train-00000-of-00002", False),
+        ("train-00001-of-00002", "train-00000-of-00003", False),
+        ("train-00001-of-00002", "validation-00000-of-00002", False),
+        ("other/train-00001-of-00002", "train-00000-of-00002", False),
+        ("README", "train-00000-of-00002", False),
+        ("train-00001-of-00002", "README", False),
+    ],
+)
+def test_shards_only_get_the_next_lower_number(path: str, name: str, *, is_renamed: bool) -> None:
+    assert shard_files.becomes(path, name) == is_renamed
+
+
 def test_class_outside_the_list_is_named() -> None:
     with pytest.raises(
         DataDamagedError, match=says("class-not-one-dataset-s", "'n00000000'", "1000")

@@ -541,3 +541,88 @@ def test_samples_are_grouped_as_the_webdataset_package_does(tmp_path: Path, seed
         for files in package.WebDataset(str(path), shardshuffle=False)
     ]
     assert read == grouped(path)
+
+
+def test_second_label_or_json_of_a_sample_is_refused(tmp_path: Path) -> None:
+    """The last one would win, although nothing says that it is right."""
+    for number, kind in enumerate(("cls", "json")):
+        content = "0" if kind == "cls" else "{}"
+        files = [*sample("a", 0, {"label": 0}), (f"a.{kind}", content), *sample("b", 1)]
+        refused(wds(tmp_path / str(number), files), says("bytes-expected-only-one"))
+
+
+def info(root: Path, **splits: Mapping[str, Any]) -> Path:
+    write(root / webdataset.INFO, json.dumps({"splits": splits}).encode())
+    return root
+
+
+def test_counts_of_other_labels_are_not_expected(tmp_path: Path) -> None:
+    """A split of `_info.json` with alternative labels has only some samples of its tars."""
+    wds(tmp_path, sample("a", 0), sample("b", 1))
+    tars = ["train-0000.tar"]
+    real = {"filenames": tars, "shard_lengths": [1], "alt_label": "real"}
+    info(tmp_path, real=real, train={"filenames": tars, "shard_lengths": [2]})
+    assert found(tmp_path).expected == {"train": 2}
+
+
+def test_count_is_only_compared_if_nothing_else_differs(tmp_path: Path) -> None:
+    """The same lack is not reported twice, and a known edition has its own counts."""
+    train = [timm(f"{OFFICIAL.wnids[n]}_{n}", n) for n in (7, 0, 999)]
+    info(wds(tmp_path, *train), train={"filenames": ["train-0000.tar"], "shard_lengths": [5]})
+    problems = found(tmp_path).count_problems("train", [3] + [0] * 999)
+    assert not any(webdataset.INFO in problem for problem in problems)
+    own = wds(tmp_path / "own", sample("a", 0), sample("b", 1))
+    info(own, train={"filenames": ["train-0000.tar"], "shard_lengths": [5]})
+    assert found(own).count_problems("train", [1, 1]) == [
+        f"train has 2 images, but {webdataset.INFO} says 5"
+    ]
+
+
+def test_only_keys_of_complete_exports_are_used(tmp_path: Path) -> None:
+    """Samples of other programs may have a field `key` with a different meaning."""
+    ours = {"filename": "1.jpg", "key": "dog/7.jpg", "number": 0, "wnid": "cat"}
+    listed = ("labels.txt", b"cat\ndog\n")
+    for number, about in enumerate((ours, {"key": "000001"})):
+        root = wds(tmp_path / str(number), sample("a", 0, about), sample("b", 1))
+        write(root / listed[0], listed[1])
+    assert {*labelled(found(tmp_path / "0"))} == {"dog/7.jpg", "dog/b.jpg"}
+    assert {*labelled(found(tmp_path / "1"))} == {"cat/a.jpg", "dog/b.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_read"), [("__meta__", False), (".hidden", False), ("_meta", True), ("a", True)]
+)
+def test_folders_of_metadata_have_no_samples(tmp_path: Path, folder: str, *, is_read: bool) -> None:
+    wds(tmp_path, sample(f"{folder}/a", 1), sample("b", 0))
+    assert (1 in labelled(found(tmp_path)).values()) == is_read
+
+
+@pytest.mark.parametrize(("most", "is_read"), [(2, False), (3, True)])
+def test_number_of_classes_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, *, is_read: bool
+) -> None:
+    monkeypatch.setattr(webdataset, "MOST_CLASSES", most)
+    wds(tmp_path, sample("a", 0), sample("b", 2))
+    if is_read:
+        assert found(tmp_path).classes.wnids == ("0", "1", "2")
+    else:
+        refused(tmp_path, says("found-expected-labels-0-most"))
+
+
+@pytest.mark.parametrize(("name", "folder"), [("cat", "x/"), ("n01440764", "")])
+def test_only_keys_of_imagenet_lose_their_folders(tmp_path: Path, name: str, folder: str) -> None:
+    """The file names of ImageNet are unique."""
+    wds(tmp_path, sample("a", 0, {"filename": f"{name}/x/1.jpg"}), sample("b", 1))
+    write(tmp_path / "labels.txt", f"{name}\ndog\n".encode())
+    assert f"{name}/{folder}1.jpg" in labelled(found(tmp_path))
+
+
+def test_edition_of_timm_needs_wnids(tmp_path: Path) -> None:
+    """A dataset of the user may have as many classes as an edition."""
+    [edition, *_] = class_list.OF_TIMM
+    wnids = [f"n{number:08d}" for number in range(edition.num_classes)]
+    for name, names in (("wnids", wnids), ("own", [f"c{number}" for number in range(len(wnids))])):
+        root = wds(tmp_path / name, sample("a", 0), sample("b", 1))
+        write(root / "labels.txt", "".join(f"{each}\n" for each in names).encode())
+    assert found(tmp_path / "wnids").edition == edition
+    assert found(tmp_path / "own").edition is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import KeyList, ListedFile, Lookup
+from tests.kit.limits import Limits
 
 BOTH = ("train", "validation")
 W = "n01440764"
@@ -348,3 +350,66 @@ def test_keys_are_only_read_again_for_odd_lines() -> None:
     for line in ("a/1.jpg", "train:a/1.jpg"):
         lookup = Lookup(listed(line, allows_unknown=True), ["train"], ["train"])
         lookup.check("here", refused())
+
+
+SALTS = ["ab" * 16, "cd" * 16]
+
+
+@pytest.mark.parametrize("split", BOTH)
+@pytest.mark.parametrize("kept_in", [frozenset(), frozenset({"train"}), frozenset(BOTH)])
+@pytest.mark.parametrize("salt", ["", *SALTS])
+def test_listed_files_are_found_where_no_copy_was_kept(
+    split: str, kept_in: frozenset[str], salt: str
+) -> None:
+    """Forgotten images are found by salted digests of their hashes or keys, with any salt."""
+    file = ListedFile(9, "line", salt, kept_in)
+    other = ListedFile(9, "other", SALTS[0])
+    name = "a" * 64
+    listed_name = keys.salted(salt, name) if salt else name
+    there = listed("line", files={listed_name: file, "b" * 64: other})
+
+    assert there.find(split, "a/key", name) == (None if split in kept_in else file)
+    assert there.find(split, "a/key") is None
+
+
+def test_lines_of_several_salts_are_found() -> None:
+    images = [f"a/{number}" for number in range(3)]
+    lines = [keys.salted(salt, key) for salt, key in zip(SALTS, images, strict=False)]
+    files = {line: ListedFile(9, line, salt) for line, salt in zip(lines, SALTS, strict=True)}
+    lookup = Lookup(listed(*lines, "a/2", files=files), ["train"], ["train"])
+    assert lookup.lines("train", images) == [1, 2, 3]
+    lookup.check("here", ())
+
+
+@pytest.mark.parametrize(("key", "salt"), [("a/key", ""), ("a/key", SALTS[0]), ("a/line", "")])
+def test_forgotten_images_are_not_printed(
+    capsys: pytest.CaptureFixture[str], key: str, salt: str
+) -> None:
+    """Only images under a different key are printed, which the user may want to keep."""
+    file = ListedFile(9, "a/line", salt)
+    lookup = Lookup(listed("a/line", files={"0" * 64: file}), ["train"], ["train"])
+    lookup.recognise("train", key, file)
+    lookup.check("here", ())
+    assert (key in capsys.readouterr().err) == (key == "a/key" and not salt)
+
+
+def test_first_odd_line_is_the_example() -> None:
+    images = {"train": [NFD, "b/2.jpg "]}
+    for lines in ((NFC, "b/2.jpg"), ("b/2.jpg", NFC)):
+        meant = NFD if lines[0] == NFC else "b/2.jpg "
+        with pytest.raises(UsageError) as refused:
+            looked_up(lines, images)
+        assert f"Line 1: did you mean {meant!a}" in str(refused.value)
+
+
+def test_longest_keys_and_lists_are_accepted(tmp_path: Path, limits: Limits) -> None:
+    longest = "a" * keys.MOST_KEY_BYTES
+    assert keys.problem(longest) is None
+    assert keys.problem(f"{longest}a") is not None
+    limits(key_list_bytes=10)
+    path = tmp_path / "list"
+    path.write_bytes(b"123456789\n")
+    assert keys.read_list(path).keys == {"123456789": 1}
+    path.write_bytes(b"1234567890\n")
+    with pytest.raises(UsageError):
+        keys.read_list(path)

@@ -548,7 +548,7 @@ def test_second_label_or_json_of_a_sample_is_refused(tmp_path: Path) -> None:
     for number, kind in enumerate(("cls", "json")):
         content = "0" if kind == "cls" else "{}"
         files = [*sample("a", 0, {"label": 0}), (f"a.{kind}", content), *sample("b", 1)]
-        refused(wds(tmp_path / str(number), files), says("bytes-expected-only-one"))
+        refused(wds(tmp_path / str(number), files), says("bytes-expected-only-one-file"))
 
 
 def info(root: Path, **splits: Mapping[str, Any]) -> Path:

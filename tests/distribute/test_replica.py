@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.core.errors import StoreError, UsageError
-from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.column import WHOLE, Placement
+from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset import settings as dataset_settings
+from imagenet_prep.dataset.column import WHOLE, Column, ColumnFile, Placement
+from imagenet_prep.dataset.manifest import Manifest, loads
+from imagenet_prep.dataset.settings import Amendment
 from imagenet_prep.distribute.replica import SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import everything
 from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
@@ -101,3 +106,188 @@ def test_too_little_space_is_reported_before_any_transfer(replica: Replica, syst
     ):
         replica.require_space(replica.files)
     replica.require_space([])
+
+
+def amended(manifest: Manifest, *parents: str) -> bytes:
+    """Returns the manifest of a later version, with an amendment of each of these versions."""
+    steps = [Amendment(parent) for parent in parents]
+    settings = dataset_settings.amended(manifest.splits, steps, manifest.config)
+    return replace(manifest, config=settings.config).dumps()
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_only_older_versions_are_replaced(tmp_path: Path, data: bytes, *, replaces: bool) -> None:
+    """An older version may have images that were removed on request."""
+    old = loads(data, "old")
+    newer = amended(old, old.digest)
+    middle = replace(old, plan_digest="0" * 64).dumps()
+    newest = amended(old, old.digest, loads(middle, "middle").digest)
+    root = tmp_path / "replica"
+
+    def refused(existing: bytes, given: bytes) -> str:
+        root.mkdir(exist_ok=True)
+        (root / schema.MANIFEST).write_bytes(existing)
+        try:
+            Replica(root, given, replaces=replaces).refuse_others()
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    older = says("older-version-dataset-manifest-replace", root)
+    for existing, given in ((data, newer), (middle, newest), (data, newest)):
+        assert bool(older.search(refused(existing, given))) == (not replaces)
+        assert (refused(existing, given) == "") == replaces
+        assert says("newer-version-dataset-manifest-replace", root).search(refused(given, existing))
+    assert refused(newer, newer) == ""
+    assert says("different-dataset-manifest-expected-remove", root).search(refused(middle, newer))
+
+
+NAME = "marks"
+
+
+def column_of(manifest: Manifest, *splits: str, about: str = "") -> Column:
+    """Returns a column of one byte per record, with the files of these splits."""
+    made = Column(NAME, "uint8", (), about)
+    for split in splits:
+        files = []
+        for shard in manifest.splits[split].shards:
+            size = made.num_bytes(shard.examples)
+            table = shard.samples_sha256
+            files.append(ColumnFile(shard.name, shard.examples, size, "a" * 64, table))
+        made = made.with_files(split, files)
+    return made
+
+
+@pytest.fixture
+def with_tables(tmp_path: Path) -> Manifest:
+    return make_dataset(tmp_path / "tables", shards=2, shard_bytes=1000, tables=True)
+
+
+@pytest.mark.parametrize(
+    ("existing", "reason"),
+    [
+        ("none", None),
+        ("same", None),
+        ("unfinished", "column-name-unfinished"),
+        ("other", "different-column-name"),
+        ("more", "column-name-additional-splits"),
+    ],
+)
+def test_columns_of_the_target_are_only_completed(
+    tmp_path: Path, with_tables: Manifest, existing: str, reason: str | None
+) -> None:
+    splits = {**with_tables.splits, "validation": with_tables.splits["train"]}
+    ours = column_of(with_tables, "train")
+    given = {column.record_name(NAME): ours.dumps()}
+    root = tmp_path / "replica"
+    target = Replica(root, with_tables.dumps(), columns={NAME: ours.dumps()})
+    target.store.write(schema.MANIFEST, with_tables.dumps())
+    if existing == "unfinished":
+        target.store.write(column.begun_name(NAME), ours.begun().dumps())
+    elif existing != "none":
+        other = ours if existing == "same" else column_of(with_tables, "train", about="other")
+        if existing == "more":
+            shards = [
+                replace(shard, name=shard.name.replace("train", "validation"))
+                for shard in splits["validation"].shards
+            ]
+            more = replace(splits["train"], shards=shards)
+            both = replace(with_tables, splits={**with_tables.splits, "validation": more})
+            other = column_of(both, "train", "validation")
+        target.store.write(column.record_name(NAME), other.dumps())
+    if reason is None:
+        target.refuse_others()
+    else:
+        with pytest.raises(UsageError, match=says(reason)):
+            target.refuse_others()
+    assert [*given] == [column.record_name(NAME)]
+
+
+def test_column_is_withdrawn_without_its_dataset(tmp_path: Path, with_tables: Manifest) -> None:
+    """Readers of the dataset continue while a file of a column is copied again."""
+    ours = column_of(with_tables, "train")
+    target = Replica(tmp_path / "replica", with_tables.dumps(), columns={NAME: ours.dumps()})
+    target.commit()
+    assert target.unfinished() == []
+    [first, *_] = ours.files()
+    target.withdraw([first])
+    assert {*left(target)} == {schema.MANIFEST}
+    assert [problem.is_missing for problem in target.unfinished()] == [True]
+    target.commit()
+    target.withdraw([target.files[-len(ours.files()) - 1]])
+    assert {*left(target)} == {column.record_name(NAME)}
+
+
+def test_finished_replica_has_no_older_files(tmp_path: Path, with_tables: Manifest) -> None:
+    """Of an older version, nothing stays that names or shows images: columns, lists, hashes."""
+    old = with_tables
+    newer = amended(old, old.digest)
+    root = tmp_path / "replica"
+    store = LocalStore(root)
+    store.write(schema.MANIFEST, old.dumps())
+    kept = {"notes.txt", f"{schema.WORK}/note.json"}
+    gone = {
+        schema.SIGNATURE,
+        f"{schema.COLUMNS}/{NAME}/column.json",
+        f"{schema.WORK}/hashes-0123/receipts/a.json",
+        *(file.name for file in old.files_of(old.splits) if file.name not in kept),
+    }
+    for name in gone | kept:
+        store.write(name, b"x")
+    target = Replica(root, newer, replaces=True)
+    target.withdraw(target.files)
+    assert any("older" in problem for problem in target.unfinished())
+    again = Replica(root, newer, replaces=True)  # after a kill, by the next run
+    again.commit()
+
+    assert again.unfinished() == []
+    assert {*left(again)} == {schema.MANIFEST, *kept, *(again.names & gone)}
+    assert not (root / schema.COLUMNS / NAME).exists()
+    assert not (root / schema.WORK / "hashes-0123").exists()
+
+
+def test_partial_files_longer_than_the_file_are_removed(replica: Replica) -> None:
+    (lacking,) = (file for file in replica.files if file.name == SHARD)
+    for size, stays in ((0, False), (lacking.num_bytes, True), (lacking.num_bytes + 1, False)):
+        replica.store.write(HALF, bytes(size))
+        assert replica.begun([lacking]) == ({SHARD: size} if stays else {})
+
+
+def test_only_parts_prevent_a_different_part(tmp_path: Path, data: bytes) -> None:
+    root = tmp_path / "replica"
+    Replica(root, data).store.write(schema.MANIFEST, data)
+    part = Replica(root, data, Placement(0, 2, 1))
+    part.refuse_others()  # a complete replica has no surplus shards yet
+    digest = part.manifest.digest
+    part.store.write(schema.PLACEMENT, Placement(0, 2, 1).dumps(digest))
+    part.refuse_others()
+    part.store.write(schema.PLACEMENT, Placement(1, 2, 1).dumps(digest))
+    with pytest.raises(UsageError, match=says("remove-choose-different-folder")):
+        part.refuse_others()
+
+
+def test_only_complete_files_of_a_parent_are_adopted(tmp_path: Path, data: bytes) -> None:
+    parent = LocalStore(tmp_path / "set")
+    path = parent.path(schema.shard_name("train", 0, 2))
+    path.write_bytes(path.read_bytes()[:-1])
+    target = Replica(tmp_path / "replica", data)
+    target.adopt_files(parent, target.files)
+    assert path.name not in left(target)
+    assert schema.shard_name("train", 1, 2) in left(target)
+
+
+def test_verified_files_are_only_noted_under_the_lock(tmp_path: Path, data: bytes) -> None:
+    """`--check` may run next to the run that writes the notes."""
+    target = Replica(tmp_path / "replica", data)
+    [file, *_] = (file for file in target.files if file.name == SHARD)
+    target.put(file, lambda: [(tmp_path / "set" / SHARD).read_bytes()])
+    ledger = target.store.path(schema.replica_ledger(target.manifest.digest))
+    ledger.unlink()
+    target = Replica(tmp_path / "replica", data)
+    with target.lock():
+        pass
+    assert target.problem(file, prove=True) is None
+    assert not ledger.exists()
+    with target.lock():
+        assert target.problem(file, prove=True) is None
+    assert ledger.exists()

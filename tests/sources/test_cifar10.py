@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,42 @@ def test_archive_must_have_the_published_md5(root: Path, tmp_path: Path) -> None
     (part,) = find(path.parent).parts
 
     assert (part.name, part.md5) == (cifar_mnist.ARCHIVE, "c58f30108f718f92721af3b95e74349a")
+
+
+@pytest.mark.parametrize("surplus", [0, 1, 3071])
+def test_pixels_are_exactly_those_of_the_images(root: Path, surplus: int) -> None:
+    """Otherwise, a batch with lost labels would be read with the labels of other images."""
+    data = np.zeros(2 * 3072 + surplus, np.uint8)
+    content = {b"data": data, b"labels": [0, 1], b"filenames": [b"a_1.png", b"b_2.png"]}
+    batch(root).write_bytes(pickle.dumps(content, protocol=2))
+    source = find(root)
+    task = source.index_tasks("train")[0]
+    if surplus:
+        with pytest.raises(SourceError, match=says("expected-data-n-3072-uint8")):
+            list(source.images(task))
+    else:
+        assert len(list(source.images(task))) == 2
+
+
+@pytest.mark.parametrize(("length", "is_read"), [(255, True), (256, False)])
+def test_names_of_files_have_at_most_255_bytes(root: Path, length: int, *, is_read: bool) -> None:
+    name = b"a" * (length - 4) + b".png"
+    content = {b"data": np.zeros(3072, np.uint8), b"labels": [0], b"filenames": [name]}
+    batch(root).write_bytes(pickle.dumps(content, protocol=2))
+    source = find(root)
+    task = source.index_tasks("train")[0]
+    if is_read:
+        assert len(list(source.images(task))) == 1
+    else:
+        with pytest.raises(SourceError, match=says("name-more-bytes", ..., 255)):
+            list(source.images(task))
+
+
+def test_operations_of_a_pickle_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps([1, 2, 3], protocol=2)
+    count = len([*pickletools.genops(data)])
+    monkeypatch.setattr(cifar_mnist, "_MAX_OPERATIONS", count)
+    assert cifar_mnist.loads(data) == [1, 2, 3]
+    monkeypatch.setattr(cifar_mnist, "_MAX_OPERATIONS", count - 1)
+    with pytest.raises(ValueError, match=says("more-operations")):
+        cifar_mnist.loads(data)

@@ -175,3 +175,15 @@ def test_uncompressed_fashion_mnist_is_recognised(
     assert [image.key.partition("/")[0] for image in train(root)[:2]] == ["T-shirt_top", "Trouser"]
     monkeypatch.setattr(cifar_mnist, "_FASHION_MD5S", {*sorted(md5s)[:3]})
     assert find(root).name == "mnist"
+
+
+@pytest.mark.parametrize(("most", "is_read"), [(40, True), (39, False)])
+def test_largest_number_of_images_is_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch, most: int, *, is_read: bool
+) -> None:
+    monkeypatch.setattr(cifar_mnist, "_MAX_EXAMPLES", most)
+    if is_read:
+        assert len(train(root)) == 40
+    else:
+        with pytest.raises(SourceError, match=says("items-expected-most", IMAGES, 40, 39)):
+            train(root)

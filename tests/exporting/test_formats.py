@@ -258,3 +258,13 @@ def test_list_of_tars_counts_the_images() -> None:
     }
     assert info["splits"]["train"]["shard_lengths"] == [3, 2]
     assert info["splits"]["train"]["filenames"] == ["train-000000.tar", "train-000001.tar"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [("n00000001 tench, fish", "tench"), ("n00000001", "n00000001"), ("n00000001 ", "n00000001")],
+)
+def test_class_list_of_dinov2_has_a_name_of_each_class(line: str, name: str) -> None:
+    lists = ImageFolderFormat(("n00000001",), f"{line}\n").beside({})
+    assert lists["labels.txt"] == f"n00000001,{name}\n".encode()
+    assert ImageFolderFormat(("cat",), "cat cat\n").beside({}) == {}

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.codec.transform import upright
-from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
+from imagenet_prep.core.errors import BusyError, DataDamagedError, StoreError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ShardProblems
 from imagenet_prep.engine import Workers
@@ -249,6 +249,27 @@ def test_rows_are_only_kept_where_the_user_may_write(tmp_path: Path) -> None:
     otherwise = LocalStore(tmp_path / "kept")
     for place in ("http://127.0.0.1/set", "https://127.0.0.1/set"):
         assert pictures.store_of_rows(place, otherwise) is otherwise
+
+
+class Bucket(LocalStore):
+    """A store that is treated as remote."""
+
+    as_folder = None  # type: ignore[assignment]
+
+
+def test_rows_of_buckets_are_kept_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next search, perhaps on a different machine, does not read the images again."""
+    bucket = Bucket(tmp_path / "bucket")
+    otherwise = LocalStore(tmp_path / "kept")
+    monkeypatch.setattr(pictures, "open_store", lambda _: bucket)
+    assert pictures.store_of_rows("s3://bucket/set", otherwise) is bucket
+    assert bucket.size(f"{pictures.FOLDER}/definition") == 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreError("access denied")
+
+    monkeypatch.setattr(bucket, "write", refuse)
+    assert pictures.store_of_rows("s3://bucket/set", otherwise) is otherwise
 
 
 def test_dataset_without_tables_has_no_pictures(tmp_path: Path) -> None:

@@ -259,6 +259,11 @@ def test_damaged_record_of_a_part_is_masked(damaged: Path) -> None:
     assert masked[0]["class_index"][place] == -1
     assert len(mix.skipped) == 1
     assert path.name in mix.skipped[0]
+    # Of whichever part the record is.
+    readers = parts(damaged, 4, fields=fields, on_bad_record="skip")
+    reordered = make_mix({name: readers[name] for name in "cba"})
+    list(reordered)
+    assert reordered.skipped == mix.skipped
 
 
 def test_undecodable_image_is_of_its_part(tmp_path: Path) -> None:
@@ -369,6 +374,16 @@ def test_invalid_weights_are_refused(colours: Path, weights: Any) -> None:
 def test_part_without_examples_in_an_epoch_is_refused(colours: Path) -> None:
     with pytest.raises(UsageError, match="'c'"):
         make_mix(parts(colours), {"a": 1, "b": 1, "c": 0.02})
+    # One example is enough.
+    total = NUM_TRAIN + NUM_VALIDATION
+    mix = make_mix(parts(colours), {"a": (total - 1) / 2, "b": (total - 1) / 2, "c": 1})
+    assert Counter(part for part, _ in examples(mix))[2] == 1
+
+
+def test_parts_with_several_sizes_are_refused(colours: Path) -> None:
+    sizes = [Size(image_size=20), Size(image_size=24, epoch=1)]
+    with pytest.raises(UsageError, match=says("part-mix-needs-readers-backend", "'a'")):
+        make_mix(parts(colours, 2, sizes=sizes))
 
 
 @pytest.mark.parametrize("homogeneous", [False, True])
@@ -543,9 +558,13 @@ def test_part_whose_size_changes_is_read_once(colours: Path) -> None:
 
 
 @pytest.mark.parametrize("homogeneous", [False, True])
-def test_reader_that_was_used_is_refused(colours: Path, homogeneous: bool) -> None:
-    readers = parts(colours)
-    next(iter(readers["b"]))
+@pytest.mark.parametrize("steps", [1, None], ids=["step", "epoch"])
+def test_reader_that_was_used_is_refused(
+    colours: Path, steps: int | None, homogeneous: bool
+) -> None:
+    readers = parts(colours, 4)
+    list(itertools.islice(readers["b"], steps))
+    assert readers["b"].is_at_start == (steps is None)
     with pytest.raises(UsageError, match="'b'"):
         make_mix(readers, homogeneous=homogeneous)
 

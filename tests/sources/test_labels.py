@@ -477,6 +477,7 @@ def test_names_of_classes_become_ids(names: list[str], ids: list[str]) -> None:
         ["a", ""],
         ["a", " "],
         ["", ""],
+        ["a", " ", " "],
         ["crane", "crane", "crane_2"],
         ["a b", "a_b"],
         ["\xe9", "e\u0301"],

@@ -128,6 +128,20 @@ def test_lost_hosts_are_awaited_if_no_host_works() -> None:
     assert says("run-same-command-again-when", "gone").search(str(b.error))
 
 
+def test_wait_begins_when_the_other_hosts_have_finished() -> None:
+    """A host that is lost at the start of a long replication may come back until then."""
+    run = Run(2)
+    a, b = run.peers
+    wait = run.chain._request.config.wait
+    run.tell(b, "lacks", files=3)
+    run.tell(b, "lost", cause=Cause.UNREACHED, why="No route to host")
+    assert not run.chain.is_over(0.0)
+    assert not run.chain.is_over(10.0 * wait)
+    run.finish(a)
+    for later, is_over in ((1.0, False), (wait, False), (wait + 1.0, True)):
+        assert run.chain.is_over(10.0 * wait + later) == is_over
+
+
 def test_unreachable_neighbours_are_bypassed() -> None:
     run = Run()
     c = run.peers[2]

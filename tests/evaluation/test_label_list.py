@@ -146,6 +146,18 @@ def test_only_a_published_list_may_be_large(tmp_path: Path, limits: Limits) -> N
         sheet.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 
 
+def test_published_list_may_be_large(
+    tmp_path: Path, limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(
+        tmp_path / "published.csv", "key,class\n" + "".join(f"{n},0\n" for n in range(99))
+    )
+    monkeypatch.setitem(sheet.PUBLISHED, sheet.read(path).sha256, "as published")
+    limits(small_file_bytes=100)
+    found = sheet.read(path)
+    assert (found.form, len(found.classes)) == ("as published", 99)
+
+
 def test_pipes_and_absent_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataDamagedError, match=says("named-pipe")):

@@ -324,8 +324,11 @@ def test_predictions_of_other_images_or_classes_are_refused(
 def test_keys_give_the_order(tmp_path: Path) -> None:
     place = small(tmp_path / "set")
     scores = scores_of([7], [2], [1], [0])
-    assert score(scores, place).rows[0].top1 == 0
-    assert score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"]).rows[0].top1 == 1
+    assert [row.top1 for row in score(scores, place).rows] == [0, 0]
+    # Also among only the classes of the dataset.
+    table = score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"])
+    assert [row.top1 for row in table.rows] == [1, 1]
+    assert [row.among for row in table.rows] == [10, 4]
 
 
 KEYS = ["b/2", "b/1", "a/2", "a/1"]

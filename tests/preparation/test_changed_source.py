@@ -15,6 +15,7 @@ import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.pipelines import prepare
+from imagenet_prep.preparation import same_source
 from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.resize import ResizeConfig, resize
+from imagenet_prep.sources.source import SourcePart
 from imagenet_prep.storage.dataset_store import open_dataset
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, layouts
 from tests.kit.dataset import everything, stamps
 from tests.kit.messages import says
@@ -415,3 +420,48 @@ def test_images_of_a_grown_table_need_a_folder(tmp_path: Path) -> None:
     text = refusal(made, root, tmp_path / "out")
     assert says("add-only-new-images-copy").search(text)
     assert says("add-only-new-images-run").search(text) is None
+
+
+ARCHIVE = b"the content of an archive"
+MD5 = hashlib.md5(ARCHIVE).hexdigest()
+SAME: dict[str, Any] = {"num_bytes": len(ARCHIVE), "md5": MD5}
+
+
+@pytest.mark.parametrize(
+    ("was", "change", "listed", "is_different"),
+    [
+        (SAME, {}, True, False),
+        (SAME | {"num_bytes": 1}, {}, True, True),
+        (None, {}, True, True),
+        (SAME | {"md5": "0" * 32}, {"newest": 8}, True, True),
+        # Not changed since the last comparison, so it is not read.
+        (SAME | {"md5": "0" * 32}, {"newest": 7}, True, False),
+        # A server may not tell the time of a file.
+        (SAME | {"md5": "0" * 32}, {"newest": 0}, True, True),
+        # With `--check header`, archives are not read completely.
+        (SAME | {"md5": None}, {"newest": 8}, True, False),
+        # The images of a folder are compared one by one if there are tables.
+        (SAME | {"num_bytes": 1}, {"path": None}, True, False),
+        (SAME | {"num_bytes": 1}, {"path": None}, False, True),
+        (SAME, {"path": None}, False, False),
+    ],
+)
+def test_archives_are_compared_by_size_and_md5(
+    tmp_path: Path,
+    was: dict[str, Any] | None,
+    change: dict[str, Any],
+    *,
+    listed: bool,
+    is_different: bool,
+) -> None:
+    (tmp_path / "a.tar").write_bytes(ARCHIVE)
+    found = SourcePart("a.tar", len(ARCHIVE), 0, path=tmp_path / "a.tar", newest=8)
+    parts = (found._replace(**change),)
+    sources = [ManifestSource("a.tar", members=1, **was)] if was else []
+    job: Any = SimpleNamespace(
+        selection=SimpleNamespace(parts=parts, source=SimpleNamespace(parts=parts)), quiet=True
+    )
+    manifest: Any = SimpleNamespace(sources=sources, digest="0" * 64)
+    store = LocalStore(tmp_path / "work")
+    differences = [*same_source._other_files(job, manifest, store, 7, listed=listed)]
+    assert bool(differences) == is_different

@@ -124,6 +124,17 @@ def test_the_origin_mark_exists_only_while_replicating(
     assert list((tmp_path / ".work").iterdir()) == []
 
 
+def test_verified_files_are_not_read_again_after_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--repair` reads all files of a host once: after a loss, its notes tell which are sound."""
+    lost = [say("lacks", files=4), say("lost", cause=Cause.UNREACHED, why="gone")]
+    led = Led(tmp_path, monkeypatch, one=[lost, WHOLE_AT_ONCE])
+    [member] = led.run()
+    assert member.state is HostState.WHOLE
+    assert [peer.heard[0][1]["prove"] for _, peer in led.peers] == [True, False]
+
+
 def test_files_of_rejoining_hosts_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

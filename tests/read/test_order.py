@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.dataset.column import WHOLE, Placement
-from imagenet_prep.read.order import Appearances, Order, Steps, mix, stream, unmix
+from imagenet_prep.read.order import (
+    Appearances,
+    Order,
+    Size,
+    SizeSchedule,
+    Steps,
+    mix,
+    stream,
+    unmix,
+)
 from tests.kit.bounds import peak_bytes
 
 M64 = (1 << 64) - 1
@@ -345,3 +354,37 @@ def test_order_without_a_window_hides_the_shards() -> None:
     same = (np.diff(shard_of[order_of(0, 0)]) == 0).mean()
 
     assert same == pytest.approx(1 / SHARDS, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("start", "num_examples", "count", "dropped"),
+    [(0, 8, 2, 0), (0, 9, 2, 1), (0, 7, 1, 3), (4, 8, 1, 0), (8, 8, 0, 0), (6, 9, 0, 3)],
+)
+def test_steps_of_drawn_sizes_fill_the_epoch(
+    start: int, num_examples: int, count: int, dropped: int
+) -> None:
+    """A last step that is complete is not dropped."""
+    sizes = [Size(image_size=128), Size(image_size=160)]
+    schedule = SizeSchedule(sizes, [2, 2], 0)
+    steps = schedule.steps(0, start, num_examples, 2, drop_tail=True, nodes=1)
+    assert (steps.count, steps.dropped) == (count, dropped)
+    assert [steps.after(step) for step in range(count + 1)] == [
+        start + 4 * step for step in range(count + 1)
+    ]
+    pairs = itertools.product(range(count), range(2))
+    positions = itertools.chain.from_iterable(itertools.starmap(steps.positions, pairs))
+    assert [*positions] == [*range(start, start + 4 * count)]
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 3])
+@pytest.mark.parametrize("chosen", [[0], [2], [3], [2, 3], [4, 5], [6], [0, 3, 5]])
+def test_windows_have_the_shards_of_chosen_examples(chosen: list[int], window: int) -> None:
+    """The first and the last example of a shard are at its borders."""
+    shard_of = [0, 0, 0, 1, 1, 2, 2]
+    for seed in (None, 0, 1):
+        order = Order((3, 2, 2), seed, window, chosen=np.array(chosen, np.int64))
+        by_window = order.by_window(4)
+        assert sorted(itertools.chain.from_iterable(by_window.shards)) == sorted(
+            {shard_of[number] for number in chosen}
+        )
+        assert sorted(order.epoch(4).tolist()) == chosen

@@ -358,7 +358,7 @@ SALTS = ["ab" * 16, "cd" * 16]
 @pytest.mark.parametrize("split", BOTH)
 @pytest.mark.parametrize("kept_in", [frozenset(), frozenset({"train"}), frozenset(BOTH)])
 @pytest.mark.parametrize("salt", ["", *SALTS])
-def test_listed_files_are_found_where_no_copy_was_kept(
+def test_listed_files_are_found_unless_copies_were_kept(
     split: str, kept_in: frozenset[str], salt: str
 ) -> None:
     """Forgotten images are found by salted digests of their hashes or keys, with any salt."""

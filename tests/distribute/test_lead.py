@@ -124,7 +124,7 @@ def test_the_origin_mark_exists_only_while_replicating(
     assert list((tmp_path / ".work").iterdir()) == []
 
 
-def test_verified_files_are_not_read_again_after_a_loss(
+def test_verified_files_are_not_read_after_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--repair` reads all files of a host once: after a loss, its notes tell which are sound."""

@@ -226,7 +226,7 @@ def test_only_a_holdout_may_be_written_as_val(split: str, top: str, *, as_val: b
 @pytest.mark.parametrize(
     ("out", "folder"), [("a/b/train", "a/b"), ("train", "."), ("/train", "/"), ("a/train/", "a")]
 )
-def test_prefix_of_recordio_is_the_end_of_the_path(out: str, folder: str) -> None:
+def test_prefix_of_recordio_is_the_last_name(out: str, folder: str) -> None:
     assert RecordIOFormat("train").place(out) == (folder, "train.")
     assert RecordIOFormat().place(out) == (out, "")
 
@@ -264,7 +264,7 @@ def test_list_of_tars_counts_the_images() -> None:
     ("line", "name"),
     [("n00000001 tench, fish", "tench"), ("n00000001", "n00000001"), ("n00000001 ", "n00000001")],
 )
-def test_class_list_of_dinov2_has_a_name_of_each_class(line: str, name: str) -> None:
+def test_class_list_of_dinov2_names_each_class(line: str, name: str) -> None:
     lists = ImageFolderFormat(("n00000001",), f"{line}\n").beside({})
     assert lists["labels.txt"] == f"n00000001,{name}\n".encode()
     assert ImageFolderFormat(("cat",), "cat cat\n").beside({}) == {}

@@ -227,7 +227,7 @@ def test_photographs_are_compared_upright(tmp_path: Path) -> None:
     assert rows == [search.of(turned), search.of(upright(turned))]
 
 
-def test_each_piece_of_a_source_has_its_own_rows(tmp_path: Path) -> None:
+def test_each_piece_of_sources_has_own_rows(tmp_path: Path) -> None:
     """They depend on its state, its task and the rule for orientations."""
     for name in ("cat", "dog"):
         folder = tmp_path / "train" / name
@@ -245,7 +245,7 @@ def test_each_piece_of_a_source_has_its_own_rows(tmp_path: Path) -> None:
     assert len({*names}) == 3
 
 
-def test_rows_are_only_kept_where_the_user_may_write(tmp_path: Path) -> None:
+def test_rows_are_never_kept_on_web_servers(tmp_path: Path) -> None:
     otherwise = LocalStore(tmp_path / "kept")
     for place in ("http://127.0.0.1/set", "https://127.0.0.1/set"):
         assert pictures.store_of_rows(place, otherwise) is otherwise

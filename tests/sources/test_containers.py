@@ -174,7 +174,7 @@ def test_files_of_a_zip_share_one_allowance(tmp_path: Path, limits: Limits) -> N
     assert len([*containers.contents(path, lambda _: 100)]) == 5
 
 
-def test_checksum_of_a_file_in_a_zip_is_verified(tmp_path: Path) -> None:
+def test_checksums_of_files_in_zips_are_verified(tmp_path: Path) -> None:
     """The requested bytes may be all of a file; then its end is reached."""
     data = bytes(20_000)
     path = zipped(tmp_path, {"a": data})

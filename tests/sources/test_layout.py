@@ -379,7 +379,7 @@ def test_imagenet_o_keeps_its_name_with_other_classes(
         assert found.name == expected
 
 
-def test_answers_are_sorted_with_the_label_of_the_object() -> None:
+def test_answers_are_sorted_by_class_index() -> None:
     """Only objects with several classes have answers besides their label."""
     wnids = official_classes().wnids
     objects = {"clock": [531, 409], "pen": [418], "knob": []}

@@ -543,7 +543,7 @@ def test_samples_are_grouped_as_the_webdataset_package_does(tmp_path: Path, seed
     assert read == grouped(path)
 
 
-def test_second_label_or_json_of_a_sample_is_refused(tmp_path: Path) -> None:
+def test_second_label_or_json_is_refused(tmp_path: Path) -> None:
     """The last one would win, although nothing says that it is right."""
     for number, kind in enumerate(("cls", "json")):
         content = "0" if kind == "cls" else "{}"

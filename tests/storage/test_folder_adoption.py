@@ -131,7 +131,7 @@ def test_file_of_a_different_size_is_not_adopted(
     assert not (tmp_path / "here" / "a").exists()
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
 def test_file_system_without_links_is_refused(
     two_files: tuple[LocalStore, list[DatasetFile]],
     tmp_path: Path,

@@ -335,11 +335,14 @@ def test_key_that_looks_the_same_is_named(lines: tuple[str, ...], hint: str) -> 
     assert hint in str(refused.value)
 
 
-def test_accepted_key_that_looks_the_same_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    lookup = Lookup(listed("z", NFC, allows_unknown=True), ["train"], ["train"])
-    lookup.lines("train", [NFD])
-    lookup.check("here", [("train", NFD)])
-    assert f"(--allow-unknown). Line 2: did you mean {NFD!a}, which" in capsys.readouterr().err
+@pytest.mark.parametrize(("line", "key"), [(NFC, NFD), ("b/1.jpg ", "b/1.jpg")])
+def test_accepted_key_that_looks_the_same_is_named(
+    capsys: pytest.CaptureFixture[str], line: str, key: str
+) -> None:
+    lookup = Lookup(listed("z", line, allows_unknown=True), ["train"], ["train"])
+    lookup.lines("train", [key])
+    lookup.check("here", [("train", key)])
+    assert f"(--allow-unknown). Line 2: did you mean {key!a}, which" in capsys.readouterr().err
 
 
 def test_keys_are_only_read_again_for_odd_lines() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import os
 import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -403,3 +405,18 @@ def test_removed_lock_file_is_locked_again(tmp_path: Path) -> None:
             locked(open_file, path=path, where="here"),
         ):
             pass
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_pipe_or_socket_in_place_of_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """A pipe without a reader, and any socket, cannot be opened to write."""
+    with contextlib.ExitStack() as stack:
+        if kind == "pipe":
+            os.mkfifo(tmp_path / "a")
+        else:
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stack.enter_context(contextlib.chdir(tmp_path))
+            server.bind("a")
+        flags = os.O_WRONLY | os.O_NONBLOCK
+        with pytest.raises(StoreError, match=says("file-folder-above-link-wrong", tmp_path / "a")):
+            open_inside(tmp_path, "a", flags)

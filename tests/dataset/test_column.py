@@ -310,3 +310,16 @@ def test_only_files_of_the_writer_are_its_own(file: str, is_own: bool) -> None:
     path = f"{column.folder_name('latents')}/{file}"
 
     assert column.is_own_file("latents", path) == is_own
+
+
+@pytest.mark.parametrize(("more", "is_sound"), [(0, True), (-1, False), (7, True)])
+def test_rows_of_texts_have_a_least_size(more: int, *, is_sound: bool) -> None:
+    """A truncated file is found by its size."""
+    there = Column("captions", column.TEXT, (), column_version=column.TEXT_VERSION)
+    num_bytes = 3 * len(there.empty_row) + more
+    rows = ColumnFile(SHARD.name, 3, num_bytes, "a" * 64, SHARD.samples_sha256)
+    if is_sound:
+        assert there.with_files("train", [rows]).is_text
+    else:
+        with pytest.raises(ValueError, match=says("splits-size-file-not-match")):
+            there.with_files("train", [rows])

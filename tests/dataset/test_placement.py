@@ -222,3 +222,25 @@ def test_part_is_only_read_by_its_host(node: int, host: int) -> None:
 def test_part_is_not_read_by_other_hosts(num_hosts: int) -> None:
     with pytest.raises(UsageError, match=says("must-read-hosts-equal-numbers", ..., 3)):
         Placement(0, 3).require_whole_ranks(World(0, 2 * num_hosts, 0, 2), "set")
+
+
+@pytest.mark.parametrize(
+    ("node", "nodes", "copies", "is_sound"),
+    [
+        (0, 1 << 20, 1, True),
+        (0, (1 << 20) + 1, 1, False),
+        (2, 3, 3, True),
+        (3, 3, 1, False),
+        (-1, 3, 1, False),
+        (0, 3, 0, False),
+        (0, 3, 4, False),
+    ],
+)
+def test_numbers_of_a_placement_have_bounds(
+    node: int, nodes: int, copies: int, *, is_sound: bool
+) -> None:
+    if is_sound:
+        assert Placement(node, nodes, copies).nodes == nodes
+    else:
+        with pytest.raises(ValueError):
+            Placement(node, nodes, copies)

@@ -275,6 +275,10 @@ def test_tables_are_searched_only_if_they_are_sound(root: Path) -> None:
     key = next(dataset_store.sample_rows(store, shard)).key.encode()
     assert dataset_store.table_mentions(store, shard, [b"no such key", key])
     assert not dataset_store.table_mentions(store, shard, [b"no such key"])
+    sound = (root / TABLE).read_bytes()
+    (root / TABLE).write_bytes(sound + b"x")
+    assert dataset_store.table_mentions(store, shard, [b"no such key"])
+    (root / TABLE).write_bytes(sound)
     flip(root / TABLE, 5)
     assert dataset_store.table_mentions(store, shard, [b"no such key"])
     (root / TABLE).unlink()
@@ -303,6 +307,10 @@ def test_strays_are_files_of_other_shards(tmp_path: Path) -> None:
     assert found >= {*schema.beside(strays[0]), strays[0], strays[1]}
     assert found.isdisjoint({*known, *schema.beside(known[0]), "README", "test-00000-of-00001"})
     assert "test-00000-of-00001" in dataset_store.stray_files(store, ["test-00000-of-00002"])
+    # An index or table has no reader that takes it for its own.
+    for name in schema.beside("test-00000-of-00001"):
+        (tmp_path / name).write_text("x")
+        assert name in dataset_store.stray_files(store, known)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +338,32 @@ def test_new_dataset_is_not_mixed_with_images(tmp_path: Path, name: str, is_refu
         with pytest.raises(UsageError, match=says("contains-no-dataset-choose-empty", tmp_path)):
             dataset_store.refuse_unrelated(store)
     dataset_store.refuse_unrelated(store, str(tmp_path / name))
+
+
+def test_only_the_source_may_be_in_the_folder(tmp_path: Path) -> None:
+    for name in ("photos", "other"):
+        (tmp_path / name).mkdir()
+    store = LocalStore(tmp_path)
+    with pytest.raises(
+        UsageError, match=says("contains-no-dataset-choose-empty", tmp_path, "other")
+    ):
+        dataset_store.refuse_unrelated(store, str(tmp_path / "photos"))
+    (tmp_path / "other").rmdir()
+    dataset_store.refuse_unrelated(store, str(tmp_path / "photos/train"))
+
+
+@pytest.mark.parametrize(("num_classes", "is_sound"), [(3, True), (2, False)])
+def test_classes_of_tables_are_in_the_class_list(
+    root: Path, num_classes: int, *, is_sound: bool
+) -> None:
+    shard = of(root).shards("train")[0]
+    for read in (dataset_store.sample_heads, dataset_store.sample_rows):
+        rows = read(LocalStore(root), shard, num_classes)
+        if is_sound:
+            assert len([*rows]) == 3
+        else:
+            with pytest.raises(DataDamagedError):
+                list(rows)
 
 
 def test_outputs_among_images_of_the_source_are_refused(root: Path, tmp_path: Path) -> None:

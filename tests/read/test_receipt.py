@@ -353,10 +353,14 @@ def test_lists_of_chosen_examples_are_not_expanded(colours: Path) -> None:
         ({"ranks": 4097, "nodes": 4097}, False),
         ({"ranks": 4096, "nodes": 4096}, True),
         ({"version": 2}, False),
+        ({"batch_sizes": [4]}, True),
+        ({"appearances": [1.0]}, True),
+        ({"ranks": 2, "nodes": 2, "batch_sizes": [4]}, False),
+        ({"ranks": 2, "nodes": 2, "appearances": [1.0]}, False),
     ],
 )
 def test_each_number_of_a_state_has_a_range(
-    colours: Path, change: dict[str, int], is_sound: bool
+    colours: Path, change: dict[str, Any], is_sound: bool
 ) -> None:
     receipt = reader_of(colours, "train", 4, "native").receipt() | change
     row = {"kind": "start", "step": 0, "receipt": receipt}
@@ -365,6 +369,23 @@ def test_each_number_of_a_state_has_a_range(
     else:
         with pytest.raises(DataDamagedError):
             parse([json.dumps(row).encode()], "log")
+
+
+@pytest.mark.parametrize(("read", "is_sound"), [(0, False), (NUM_TRAIN - 3, True)])
+def test_rest_of_an_epoch_may_fill_no_step(colours: Path, read: int, *, is_sound: bool) -> None:
+    """After a resume with larger batches, the next step is of the next epoch."""
+    batch_size = 4 if is_sound else NUM_TRAIN + 1
+    receipt = reader_of(colours, "train", 4, "native").receipt()
+    receipt |= {"batch_size": batch_size, "examples_read": read}
+    rows = [{"kind": "start", "step": 0, "receipt": receipt}, {"kind": "train", "step": 1}]
+    segments = parse([json.dumps(row).encode() for row in rows], "log")
+    if is_sound:
+        uses = [use for use, _ in Receipt(segments, TRAIN).step(0)]
+        assert {(use.epoch, use.rank) for use in uses} == {(1, 0)}
+        assert len(uses) == batch_size
+    else:
+        with pytest.raises(DataDamagedError):
+            Receipt(segments, TRAIN)
 
 
 def test_logs_of_too_many_nodes_are_refused(colours: Path) -> None:

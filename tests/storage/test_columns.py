@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageEr
 from imagenet_prep.dataset import column
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import open_dataset
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.verify import VerifyConfig, verify
 from tests.kit.columns import NAME, SHARD, begin, change, mark, record_of, rows_of, write
 from tests.kit.faults import flip_bit
@@ -252,3 +253,54 @@ def test_incomplete_columns_count_their_finished_files(marked: Path) -> None:
     assert survey.incomplete == {NAME: 4}
     assert survey.complete == {}
     assert survey.problems == []
+
+
+def test_folder_without_settings_is_an_incomplete_column(marked: Path) -> None:
+    """Its files may be valuable: the script that writes it continues."""
+    (marked / FOLDER / "column.json").unlink()
+    dataset = open_dataset(str(marked))
+    with pytest.raises(IncompleteError, match=says("column-not-complete-yet-rerun", FOLDER)):
+        columns.open_column(dataset, NAME, "train")
+    with pytest.raises(UsageError, match=says("no-such-column-columns-dataset", ..., NAME)):
+        columns.open_column(dataset, "other", "train")
+
+
+def test_settings_of_a_column_are_removed_last(marked: Path) -> None:
+    """After a kill, no reader opens the column, and the next removal finds its files."""
+    (marked / FOLDER / "begun.json").write_bytes(record_of(marked).begun().dumps())
+    (marked / FOLDER / "column.json.sig").write_bytes(b"signature")
+    dataset = open_dataset(str(marked))
+    first, files, last = columns.files_to_remove(dataset.store, NAME)
+    assert {*first} == {f"{FOLDER}/column.json", f"{FOLDER}/column.json.sig"}
+    assert {*files} == {file.name for file in record_of(marked).files()}
+    assert last == [f"{FOLDER}/begun.json"]
+
+
+def test_partial_files_of_killed_writers_are_removed(marked: Path) -> None:
+    (marked / FOLDER / f"{SHARD}.npy.0123456789abcdef.partial").write_bytes(b"half")
+    columns.remove(LocalStore(marked), NAME)
+    assert not (marked / "columns").exists()
+
+
+KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_sound"),
+    [
+        (b"lab@example.org " + KEY + b"\n", True),
+        (b"# signers\nlab@example.org " + KEY + b"\n", True),
+        (b"# lab@example.org " + KEY + b"\n", False),
+        (b"  # lab@example.org " + KEY + b"\n", False),
+        (KEY + b" comment\n", False),
+        (b"lab@example.org " + KEY + b"\n" + KEY + b"\n", False),
+        (b"", False),
+    ],
+)
+def test_file_of_signers_has_names_and_keys(lines: bytes, *, is_sound: bool) -> None:
+    """Otherwise, the message would blame the signature."""
+    if is_sound:
+        columns._require_signers("signers", lines)
+    else:
+        with pytest.raises(UsageError, match="--signers signers: "):
+            columns._require_signers("signers", lines)

@@ -408,7 +408,7 @@ def test_removed_lock_file_is_locked_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_pipe_or_socket_in_place_of_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_pipe_in_place_of_file_is_refused(tmp_path: Path, kind: str) -> None:
     """A pipe without a reader, and any socket, cannot be opened to write."""
     with contextlib.ExitStack() as stack:
         if kind == "pipe":

@@ -246,6 +246,21 @@ def test_finished_replica_has_no_older_files(tmp_path: Path, with_tables: Manife
     assert not (root / schema.WORK / "hashes-0123").exists()
 
 
+def test_older_manifest_is_withdrawn_if_no_file_lacks(
+    tmp_path: Path, with_tables: Manifest
+) -> None:
+    """All files of a version without some images may be there, next to files of these images."""
+    old = with_tables
+    root = tmp_path / "replica"
+    LocalStore(root).write(schema.MANIFEST, old.dumps())
+    target = Replica(root, amended(old, old.digest), replaces=True)
+    target.withdraw([])
+    assert {*left(target)} == {f"{schema.WORK}/older.json"}
+    target.commit()
+    target.withdraw([])
+    assert {*left(target)} == {schema.MANIFEST}
+
+
 def test_partial_files_longer_than_the_file_are_removed(replica: Replica) -> None:
     (lacking,) = (file for file in replica.files if file.name == SHARD)
     for size, stays in ((0, False), (lacking.num_bytes, True), (lacking.num_bytes + 1, False)):

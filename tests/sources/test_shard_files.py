@@ -82,7 +82,10 @@ def test_shards_are_numbered_from_0_whatever_their_names(
         ([0, 2], "missing: 1 of 3 shards (00001)"),
         ([1, 2], "missing: 1 of 3 shards (00000)"),
         ([2, 3], "missing: 1 of 3 shards (00001)"),
-        ([0, 1, 2, 3], "surplus (different dataset or number of shards): 1 file ("),
+        (
+            [0, 1, 2, 3],
+            "surplus (different dataset or number of shards): 1 file (train-00003-of-00003)",
+        ),
         ([1, 2, 3, 4], "train-00004-of-00003"),
         ([0], "missing: 2 of 3 shards (00001, 00002)"),
     ],

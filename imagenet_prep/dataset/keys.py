@@ -428,7 +428,8 @@ class Lookup:
             return digests
         for name, named in self.listed.by_split.items():
             # Train and its holdout share one set of keys.
-            if self._split_of.get(name or "") == split or {name, split} == _SHARED_KEYS:
+            is_shared = {name, split} == _SHARED_KEYS
+            if name is None or is_shared or self._split_of.get(name) == split:
                 for digest, number in named.items():
                     digests[digest] = (with_split(name, digest) if name else digest, number)
         return digests

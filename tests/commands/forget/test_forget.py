@@ -270,17 +270,14 @@ def test_list_of_requests_can_be_used_again(tmp_path: Path) -> None:
     assert (again["images"], again["forgotten_before"]) == ([], 2)
     assert not (tmp_path / "set-3").exists()
     # Nothing was deleted yet, and the newest version is the one that exists.
+    done("replicate", tmp_path / "set", "--to", tmp_path / "copy")
+    search = ("--search", tmp_path)
+    again = done("forget", tmp_path / "set-2", *words, *search, "--out", tmp_path / "set-3").json
     left = {place["place"]: place for place in again["places"]}
     assert left[str(tmp_path / "set")]["kind"] == "parent"
     assert str(tmp_path / "photos" / stored[0]) in left
-    done("replicate", tmp_path / "set", "--to", tmp_path / "copy")
-    again = done("forget", tmp_path / "set-2", *words, "--out", tmp_path / "set-3").json
-    (copy,) = (place for place in again["places"] if place["kind"] == "replica")
-    assert shlex.split(copy["action"].partition(";")[0])[:3] == [
-        "imagenet-prep",
-        "replicate",
-        str(tmp_path / "set-2"),
-    ]
+    action = left[str(tmp_path / "copy")]["action"].partition(";")[0]
+    assert shlex.split(action)[:3] == ["imagenet-prep", "replicate", str(tmp_path / "set-2")]
     shutil.rmtree(tmp_path / "copy")
 
     asked.write_text(f"{SPLIT}:{stored[0]}\n{stored[1]}\n{stored[2]}\n")

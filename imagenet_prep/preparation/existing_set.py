@@ -236,7 +236,6 @@ def _row(payload: bytes, entry: RecordContent, member: Member, counts: _Checked)
 
 def settle_labels(
     source: TfrecordSet,
-    splits: Sequence[str],
     store: Store,
     workers: engine.Workers,
     *,
@@ -245,12 +244,13 @@ def settle_labels(
 ) -> Labelling:
     """Returns the meaning of the labels; reads all shards only if a few are not enough.
 
-    A `known` class list is preferred if it fits.
+    These are the shards of all splits, since one split may lack a class. A `known` class list is
+    preferred if it fits.
     """
-    labelling = shard_files.known_labelling(source, splits)
+    labelling = shard_files.known_labelling(source)
     if labelling is not None:
         return labelling
-    shards = [*itertools.chain.from_iterable(source.splits[split] for split in splits)]
+    shards = [*itertools.chain.from_iterable(source.splits.values())]
     work = partial(_list_labels, store=source.store)
     stage = engine.Stage("labels", identity(shards), store, work, _ListedLabels)
     receipts = engine.run(stage, shards, workers, quiet=quiet)
@@ -377,7 +377,7 @@ def check_existing_set(
 
     Keys are those of the tables, if the dataset has tables and `has_tables` is set.
     """
-    labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
+    labelling = settle_labels(source, store, workers, quiet=quiet)
     shards = [*itertools.chain.from_iterable(source.splits.values())]
     classes = labelling.classes.render().decode()
     manifest = source.manifest

@@ -215,7 +215,7 @@ def preview(job: ResizeJob, store: Store) -> Json:
     output, pending = _output(job, store, note=False)
     output.older_files(job.shard_names(pending))
     _ = job.input_incidents
-    labelling = shard_files.known_labelling(job.found, job.splits)
+    labelling = shard_files.known_labelling(job.found)
     labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
         last = len(labelling.classes.wnids) - 1 + labelling.offset
@@ -261,7 +261,7 @@ def _labelling(job: ResizeJob, store: Store, output: Output, pending: Sequence[s
     if existing and set(existing.manifest.splits) - set(pending):
         known = existing.classes
     labelling = job.labelling or existing_set.settle_labels(
-        job.found, pending, store, job.workers, known=known, quiet=job.quiet
+        job.found, store, job.workers, known=known, quiet=job.quiet
     )
     classes = labelling.classes
     where = job.found.store.where()

@@ -160,7 +160,7 @@ def require_same_shards(
         return row is not None and sample.sha256 != row.source_sha256
 
     splits = [*splits]
-    labelling = shard_files.known_labelling(source, splits) if splits else None
+    labelling = shard_files.known_labelling(source) if splits else None
     answers = source.manifest.answers if source.manifest else {}
     for split in splits:
         if labelling:

@@ -476,7 +476,7 @@ def find_image(payload: bytes, encoded: bytes) -> int:
     return start if payload.startswith(encoded, start) else payload.find(encoded)
 
 
-def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
+def known_labelling(found: TfrecordSet) -> Labelling | None:
     """Returns the class list and label offset, or None if all records must be read to find them.
 
     A dataset that has neither a manifest nor a list of labels is ILSVRC2012 if its first and last
@@ -485,8 +485,8 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
     shards = {}
-    for split in splits:
-        for shard in (found.splits[split][0], found.splits[split][-1]):
+    for of_split in found.splits.values():
+        for shard in (of_split[0], of_split[-1]):
             shards[shard.path] = shard
     # Damage is reported later, when all records are read.
     uses: list[LabelUse] = []

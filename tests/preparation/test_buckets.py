@@ -131,7 +131,7 @@ def test_splits_are_added_and_replaced_in_a_bucket(given: Path, prefix: str, s3:
 def test_work_that_reads_a_bucket_can_be_pickled(given: Path, prefix: str, tmp_path: Path) -> None:
     source = put(given, f"{prefix}/in")
     found = shard_files.find(source)
-    labelling = shard_files.known_labelling(found, ["train"])
+    labelling = shard_files.known_labelling(found)
     assert isinstance(labelling, Labelling)
     out = LocalStore(tmp_path)
     write = WriteWork(out, keep, labelling.classes, label_offset=1, fail_on_bad_image=True)

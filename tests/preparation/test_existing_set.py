@@ -204,7 +204,7 @@ def test_damage_ends_the_listing_of_labels(tmp_path: Path) -> None:
         DataDamagedError,
         match=says("download-damaged-shards-again", ..., re.compile(r"CRC(.|\n)*1 problem")),
     ):
-        settle_labels(found, ("train",), work, THREADS, quiet=True)
+        settle_labels(found, work, THREADS, quiet=True)
 
 
 def test_known_class_list_precedes_classes_of_the_records(
@@ -215,7 +215,7 @@ def test_known_class_list_precedes_classes_of_the_records(
     found = shard_files.find(LocalStore(write(tmp_path / "set", own_classes=True)))
     work = LocalStore(tmp_path / "receipts")
 
-    labelling = settle_labels(found, ("train",), work, THREADS, known=known, quiet=True)
+    labelling = settle_labels(found, work, THREADS, known=known, quiet=True)
     assert labelling.classes == known
 
 

@@ -210,7 +210,7 @@ def test_image_is_found_after_bytes_that_start_alike(
 def test_few_shards_of_ilsvrc2012_determine_the_labels(tmp_path: Path, offset: int) -> None:
     written(tmp_path, foreign.slim, offset=offset)
 
-    labelling = shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"])
+    labelling = shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)))
 
     assert labelling == Labelling(OFFICIAL, offset)
 
@@ -219,13 +219,13 @@ def test_few_shards_of_ilsvrc2012_determine_the_labels(tmp_path: Path, offset: i
 def test_shifted_labels_are_not_ilsvrc2012(tmp_path: Path, offset: int) -> None:
     written(tmp_path, foreign.slim, offset=offset)
 
-    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
+    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path))) is None
 
 
 def test_user_labels_need_the_complete_dataset(tmp_path: Path) -> None:
     written(tmp_path, foreign.slim, own_classes=True)
 
-    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
+    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path))) is None
 
 
 def test_sorted_dataset_starting_like_ilsvrc2012_is_not_ilsvrc2012(
@@ -244,7 +244,7 @@ def test_sorted_dataset_starting_like_ilsvrc2012_is_not_ilsvrc2012(
         uses += shard_files.label_uses(found.store, shard, damage)
 
     assert not damage
-    assert shard_files.known_labelling(found, ["train"]) is None
+    assert shard_files.known_labelling(found) is None
     assert labelling_of(uses).classes.wnids == tuple(wnids)
     assert labelling_of(uses).offset == 0
 
@@ -388,7 +388,7 @@ def ours(root: Path, change: Callable[[list[Sample]], list[Sample]] = list) -> P
 def read(root: Path) -> list[str]:
     """Returns the keys of the images of the dataset."""
     found = shard_files.find(LocalStore(root))
-    labelling = shard_files.known_labelling(found, ["train"])
+    labelling = shard_files.known_labelling(found)
     assert labelling
     [shard] = found.splits["train"]
     return [each.key for each, _ in shard_files.read(found.store, shard, labelling)]

@@ -82,6 +82,28 @@ def test_second_call_uses_class_list_of_the_first(
     assert len((out / "labels.txt").read_text().splitlines()) == len(wnids)
 
 
+def test_split_that_lacks_a_class_has_all_classes(
+    stored: list[foreign.Image], tmp_path: Path
+) -> None:
+    """Two sizes in two folders have the same labels, in whichever order they are made."""
+    gone = min(image.wnid for image in stored)
+    some = [i for i in stored if i.split == "train" or i.wnid != gone]
+    wnids = sorted({image.wnid for image in stored})
+
+    def labelled(image: foreign.Image, _: int) -> dict[str, foreign.Value]:
+        return foreign.slim(image, wnids.index(image.wnid) + 1)
+
+    source = tmp_path / "in"
+    foreign.write(source, some, labelled, num_shards={"train": 3, "validation": 2})
+    for out, split in (("small", "validation"), ("large", "train"), ("small", "train")):
+        words = ("-i", source, "-o", tmp_path / out, "-s", split, "-r", "64")
+        result = command.run("resize", *words)
+        assert result.code == 0, result
+        classes = (tmp_path / out / "labels.txt").read_text().splitlines()
+        assert len(classes) == len(wnids)
+    assert command.run("verify", tmp_path / "small", "--level", "decode").code == 0
+
+
 @pytest.mark.parametrize("other", ["prepare", "stranger"])
 def test_output_of_other_programs_is_never_changed(
     resized: Resized, tmp_path: Path, other: str

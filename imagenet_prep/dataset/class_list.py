@@ -65,6 +65,22 @@ class ClassList:
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 
+    def index_of(self, name: str) -> int | None:
+        """Returns the index of the class with this WNID, index or folder, or None.
+
+        If a class is called by a number, as in MNIST, all numbers are names.
+        """
+        if name in self.index:
+            return self.index[name]
+        is_index = name.isascii() and name.isdecimal() and not self._has_number
+        if is_index and len(name) <= len(str(len(self.wnids))) and int(name) < len(self.wnids):
+            return int(name)
+        return self.of_folder(name)
+
+    @cached_property
+    def _has_number(self) -> bool:
+        return any(map(str.isdecimal, self.wnids))
+
     @cached_property
     def _by_word(self) -> dict[str, list[int]]:
         indices: dict[str, list[int]] = {}
@@ -81,10 +97,10 @@ class ClassList:
         """
         indices: set[int] = set()
         unknown: list[str] = []
-        for name in map(str, asked):
+        for name in asked:
             matches = self._matching(name)
             if not matches:
-                unknown.append(name)
+                unknown.append(str(name))
             elif len(matches) > 1:
                 wnids = ", ".join(self.wnids[index] for index in matches)
                 raise UsageError(f"{name} is ambiguous: give one of {wnids}")
@@ -106,14 +122,15 @@ class ClassList:
             return f"{advice} Did you mean {suggested(self.wnids[matches[0]], name)}?"
         return advice + meant_by(name, self.wnids)
 
-    def _matching(self, name: str) -> list[int]:
-        # The id of a class may be a number, so try ids before indices.
-        if name in self.index:
-            return [self.index[name]]
-        if name.isascii() and name.isdigit() and int(name) < len(self.wnids):
+    def _matching(self, name: str | int) -> list[int]:
+        text = str(name)
+        index = self.index_of(text)
+        if index is not None:
+            return [index]
+        # An int is an index, unless a class is called by this number.
+        if not isinstance(name, str) and name in range(len(self.wnids)):
             return [int(name)]
-        of_folder = self.of_folder(name)
-        return self._by_word.get(_folded(name), []) if of_folder is None else [of_folder]
+        return self._by_word.get(_folded(text), [])
 
     @cached_property
     def digest(self) -> str:

@@ -149,9 +149,6 @@ class EvaluatedSet:
         self.manifest = dataset.manifest
         self.wnids = wnids = dataset.classes.wnids
         self.num_classes = len(wnids)
-        # If the name of a class is a number, the number means this class, not a class index.
-        self._index = {str(number): number for number in range(len(wnids))}
-        self._index |= dataset.classes.index
         self._classes = dataset.classes
         heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
         self.keys = [key for _, key, _ in heads]
@@ -163,7 +160,7 @@ class EvaluatedSet:
     def pairs(self) -> Integers:
         """Pairs [labels, 2] of an image number and a correct class for the image."""
         number = np.arange(len(self.keys))
-        index = self._index
+        index = self._classes.index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
             numbers = number[self.class_index == index.get(wnid)]
@@ -179,7 +176,7 @@ class EvaluatedSet:
             number = self.number_of.get(key)
             if number is None:
                 continue
-            found = [self._class_index(name) for name in classes]
+            found = [self._classes.index_of(name) for name in classes]
             indices = {index for index in found if index is not None}
             if None in found:
                 unknown.append(entry)
@@ -196,10 +193,6 @@ class EvaluatedSet:
         if any(map(str.isdecimal, itertools.chain.from_iterable(of.classes.values()))):
             self._refuse_other_order(of.name, labels)
         return labels
-
-    def _class_index(self, name: str) -> int | None:
-        index = self._index.get(name)
-        return self._classes.of_folder(name) if index is None else index
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
         """Raises UsageError if a list numbers the classes differently, such as by ILSVRC2012_IDs.

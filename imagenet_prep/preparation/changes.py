@@ -141,7 +141,7 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
             number = numbered.setdefault(key, line)
             if number != line:
                 repeated.append(line)
-            index = _index_of(name, classes)
+            index = classes.index_of(name)
             if index is None:
                 absent[line] = name
             else:
@@ -162,15 +162,6 @@ def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False
     digest = strict_json.digest(sorted([key, class_of[number]] for key, number in numbered.items()))
     listed = KeyList(path, numbered, digest, repeated, allows_unknown=allows_unknown)
     return Relabels(listed, class_of)
-
-
-def _index_of(name: str, classes: ClassList) -> int | None:
-    # A class name may be a number, as in MNIST. Names take precedence over indices.
-    if name in classes.index:
-        return classes.index[name]
-    if name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids))):
-        return int(name) if int(name) < len(classes.wnids) else None
-    return classes.of_folder(name)
 
 
 def changes_of(request: ChangeRequest, dataset: Dataset, seed: int) -> list[ShardChange]:

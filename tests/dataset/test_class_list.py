@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
@@ -72,8 +73,9 @@ CRANES = ClassList(
         ("very lucky", 3),
         ("lucky, very lucky", 3),
         ("7", 3),
-        ("1", 1),
         (4, 4),
+        pytest.param(7, 3, id="number 7"),
+        (np.int64(4), 4),
         ("Büffel - Größe №1", 4),
         ("bu\N{COMBINING DIAERESIS}ffel_-_größe_№1", 4),
     ],
@@ -99,6 +101,8 @@ def test_class_is_found_by_all_its_names(asked: str | int, found: int) -> None:
             ),
         ),
         ("n03956158", says("did-you-mean", "n03956157")),
+        # As one class is called by a number, "1" would be its name, and perhaps a typing error.
+        ("1", says("not-class-list-0", "1", "5 classes")),
         ("-1", says("not-class-list-0", "-1", "5 classes")),
         ("٣", says("not-class-list-0", "٣")),
     ],

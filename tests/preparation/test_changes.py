@@ -96,10 +96,20 @@ def test_excluding_and_adding_commute_for_prepared_datasets() -> None:
     assert first == order(keys, *added, left_out=keys[3:9])
 
 
+def test_number_of_no_class_is_refused_among_numbers(tmp_path: Any) -> None:
+    """A folder that is called by a number may be missing, or misspelt."""
+    listed = tmp_path / "list"
+    listed.write_bytes(b"key,class\na/1.jpg,1\n")
+    with pytest.raises(UsageError, match=says("class-not-among-dataset-s")):
+        read_relabels(str(listed), ClassList(("0", "10", "cat"), ("zero", "ten", "cat")))
+    found = read_relabels(str(listed), ClassList(("ant", "bee"), ("ant", "bee")))
+    assert found.class_of == {2: 1}
+
+
 def test_class_is_found_by_name_before_its_index(tmp_path: Any) -> None:
     classes = ClassList(("0", "10", "2"), ("zero", "ten", "two"))
     listed = tmp_path / "list"
-    listed.write_bytes(b'\xef\xbb\xbfkey,class\r\n"n1/a,b",2\r\n n1/c ,1\r\n\r\nn1/d,0\r\n')
+    listed.write_bytes(b'\xef\xbb\xbfkey,class\r\n"n1/a,b",2\r\n n1/c ,10\r\n\r\nn1/d,0\r\n')
     found = read_relabels(str(listed), classes)
     assert found.class_of == {2: 2, 3: 1, 5: 0}
     # A blank is part of a key, as it may be part of a file name.
@@ -389,11 +399,12 @@ def test_lines_keep_the_salt_of_the_list(tmp_path: Path, request_salt: str) -> N
     dataset = written(tmp_path / "set", [range(3)])
     rows = [*next(dataset.rows(dataset.shards("train")))]
     by_key, by_bytes, plain_row = rows
+    digest = salted(SALT, by_key.key)
     files = {
-        salted(SALT, by_key.key): ListedFile(9, "its digest", SALT),
+        digest: ListedFile(9, digest, SALT),
         salted(SALT, by_bytes.sha256): ListedFile(9, "another digest", SALT),
     }
-    lines = {"its digest": 1, "another digest": 2, plain_row.key: 3}
+    lines = {digest: 1, "another digest": 2, plain_row.key: 3}
     request = ChangeRequest(KeyList("list", lines, "", files=files), salt=request_salt)
     request = replace(request, add=additions(train=["a/new"]))
 

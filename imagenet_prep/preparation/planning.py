@@ -272,7 +272,7 @@ class Planner:
             source.classes, totals, [part.name for part in source.parts]
         )
         if not edition:
-            self._require_all(counts)
+            self._require_all(counts, pieces)
         used = {split: self._used(split, numbers) for split, numbers in counts.items()}
         divisions = {split: divide(selection, split, numbers) for split, numbers in used.items()}
         if source.evaluation is not None:
@@ -310,10 +310,21 @@ class Planner:
         listed = [piece.num_per_class for task, piece in pieces if task.split == split]
         return num_per_class(listed, len(self.selection.source.classes.wnids))
 
-    def _require_all(self, counts: Mapping[str, Sequence[int]]) -> None:
+    def _require_all(
+        self,
+        counts: Mapping[str, Sequence[int]],
+        pieces: Sequence[tuple[IndexTask, ListedCounts]],
+    ) -> None:
         source = self.selection.source
         for split, numbers in counts.items():
-            problems = source.count_problems(split, numbers)
+            num_images = Counter[str]()
+            for task, piece in pieces:
+                if task.split == split:
+                    num_images[task.part] += sum(piece.num_per_class.values())
+            problems = [
+                *source.count_problems(split, numbers),
+                *source.file_problems(num_images),
+            ]
             if problems and not self.selection.any_counts:
                 remedy = (
                     "Get the missing part, or pass --allow-subset to prepare an incomplete dataset."

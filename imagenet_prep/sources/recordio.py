@@ -11,6 +11,7 @@ import os
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +135,7 @@ class RecordIOSource(source.StoredSource):
 
     files: dict[str, Path]
     lists: dict[str, ImageList]
-    lone_lists: dict[str, list[str]]  # by split, those without a record file
+    lone_lists: dict[str, list[str]]  # by split, those of missing record files
 
     @property
     def reader(self) -> RecordReader:
@@ -154,20 +155,27 @@ class RecordIOSource(source.StoredSource):
         return source.sorted_by_key(members, str(path))
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns messages about missing images and files, and about the published counts."""
+        """Returns messages about missing files, and about the published counts."""
         problems = super().count_problems(split, num_per_class)
-        files = list(dict.fromkeys(task.part for task in self.index_tasks(split)))
-        total = sum(num_per_class)
-        if all(name in self.lists for name in files):
-            listed = sum(len(self.lists[name]) for name in files)
-            if listed != total:
-                images = counted(total, "image")
-                problems.append(f"{split} has {images}, but the .lst files name {listed:,}")
-        missing = source.missing_files(files)
+        missing = source.missing_files(task.part for task in self.index_tasks(split))
         if missing:
             problems.append(f"{split} has no {some(missing)}")
         if self.lone_lists[split]:
             problems.append(f"{split} has no .rec file of {some(self.lone_lists[split])}")
+        return problems
+
+    def file_problems(self, num_images: Mapping[str, int]) -> list[str]:
+        """Returns messages about files with fewer or more records than their .lst or .idx names."""
+        problems = []
+        for name, found in num_images.items():
+            named = {".lst": len(self.lists[name])} if name in self.lists else {}
+            index = self.files[name].with_suffix(".idx")
+            if index.is_file():
+                named[".idx"] = _num_lines(index)
+            for ending, number in named.items():
+                if number != found:
+                    images = counted(found, "image")
+                    problems.append(f"{name} has {images}, but its {ending} file names {number:,}")
         return problems
 
     def _member(self, task: IndexTask, record: record_files.ImageRecord) -> Member:
@@ -198,6 +206,18 @@ class RecordIOSource(source.StoredSource):
         place = f"{task.part}:{record.number}"
         key = self.key_of(task.split, index, path, where, folder, place)
         return Member(key, task.part, record.offset, record.size, index)
+
+
+def _num_lines(path: Path) -> int:
+    """Returns the number of lines of a file; the last one may lack its end."""
+    refuse_link_out(path)
+    count = 0
+    last = b"\n"
+    with read_errors(path, "Get it again."), open_to_read(path) as file:
+        for piece in iter(partial(file.read, 1 << 20), b""):
+            count += piece.count(b"\n")
+            last = piece[-1:]
+    return count + (last != b"\n")
 
 
 def locate(root: Path) -> dict[str, list[Path]]:
@@ -236,14 +256,14 @@ def find(root: Path, splits: Sequence[str]) -> RecordIOSource:
                 tasks.append(IndexTask(f"{name}-{start:015d}", split, name, None, start, end))
     files = {path.name: path for path in paths}
     parts_read = tuple(parts.values())
-    lone_lists = {
-        split: [
-            path.name
-            for path in sorted(root.glob(f"{_PREFIXES[split]}*.lst"))
-            if path.with_suffix(".rec").name not in files
-        ]
-        for split in splits
-    }
+    lone_lists: dict[str, list[str]] = {split: [] for split in splits}
+    for split in splits:
+        families = {source.family_of(path.name) for path in found[split]} - {None}
+        for path in sorted(root.glob(f"{_PREFIXES[split]}*.lst")):
+            name = path.with_suffix(".rec").name
+            # Other lists may name images of all files, or of a part of them.
+            if name not in files and source.family_of(name) in families:
+                lone_lists[split].append(path.name)
     return RecordIOSource(
         classes, parts_read, files, lists, lone_lists, tasks=tuple(tasks), evidence=statements
     )

@@ -14,7 +14,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -278,6 +278,10 @@ class Source(ABC):
             return [*self.evaluation.problems]
         return self.edition.problems(split, self.classes, num_per_class) if self.edition else []
 
+    def file_problems(self, num_images: Mapping[str, int]) -> list[str]:  # noqa: ARG002
+        """Returns messages about missing images, given the number found in each file."""
+        return []
+
 
 class StoredSource(Source):
     """A source of images that can be read at any position, without unpacking."""
@@ -320,24 +324,36 @@ class Pixels(Packed):
 
 # The number of a file, such as those of train-0007.tar and val-00003-of-00016.tar.
 _NUMBERED = re.compile(r"(.*?)(\d+)(-of-(\d+))?(\.[a-z]+)", re.DOTALL)
+_MOST_FILES = 1_000_000
+
+
+def family_of(name: str) -> tuple[str, str, str] | None:
+    """Returns the parts of a numbered file's name without the number; None for other names."""
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None else (match[1], match[3] or "", match[5])
 
 
 def missing_files(names: Iterable[str]) -> list[str]:
-    """Returns the names that are missing between numbered files, if most of these files exist."""
+    """Returns the names that are missing among numbered files.
+
+    If the names have no total, these are the gaps in the numbers, unless most are missing: numbers
+    such as dates count no files.
+    """
     families: dict[tuple[str, str, str], dict[int, int]] = {}
     for name in names:
         match = _NUMBERED.fullmatch(name)
-        if match:
-            start, digits, of, _, end = match.groups(default="")
-            families.setdefault((start, of, end), {})[int(digits)] = len(digits)
+        family = family_of(name)
+        if match and family:
+            families.setdefault(family, {})[int(match[2])] = len(match[2])
     missing: list[str] = []
     for (start, of, end), numbers in families.items():
         expected = range(min(numbers), max(numbers) + 1)
+        most = 2 * len(numbers) - 1
         if of:
             total = int(of.removeprefix("-of-"))
             expected = range(total in numbers, total + (total in numbers))
-        # Numbers such as dates have large gaps; `len` refuses huge ones.
-        if expected.stop - expected.start < 2 * len(numbers):
+            most = _MOST_FILES
+        if expected.stop - expected.start <= most:
             width = min(numbers.values())
             absent = (number for number in expected if number not in numbers)
             missing += (f"{start}{number:0{width}}{of}{end}" for number in absent)

@@ -19,6 +19,7 @@ from tests.kit.messages import says
 OFFICIAL = labels.official_classes()
 FISH, SHARK = OFFICIAL.wnids[0], OFFICIAL.wnids[2]
 ROWS = [(2, f"{SHARK}/{SHARK}_1.JPEG", b"shark"), (0, f"{FISH}/{FISH}_2.JPEG", b"fish" * 9)]
+TWO = [(0, "cat/1.jpg", b"cat"), (1, "dog/2.jpg", b"dog")]
 MAGIC = bytes.fromhex("0a23d7ce")
 
 
@@ -227,26 +228,38 @@ def test_contradicting_lists_are_refused(tmp_path: Path) -> None:
 
 
 def test_images_of_lists_without_records_are_counted(tmp_path: Path) -> None:
-    """As after a copy that was cut, or a second part of im2rec that did not arrive."""
-    rows = [(0, "cat/1.jpg", b"cat"), (1, "dog/2.jpg", b"dog")]
+    """As after a copy that was cut between two records."""
     for number in range(3):
-        write_recordio(tmp_path / f"train_{number}.rec", rows)
-    whole = recordio.find(tmp_path, ["train"])
-    assert whole.count_problems("train", [3, 3]) == []
-    assert whole.count_problems("train", [3, 2]) == [
-        "train has 5 images, but the .lst files name 6"
+        write_recordio(tmp_path / f"train_{number}.rec", TWO)
+    (tmp_path / "train_2.lst").unlink()
+    write(tmp_path / "train_0.idx", b"0\t0\n1\t80\n")
+    write(tmp_path / "train_2.idx", b"0\t0\n1\t80")
+    source = recordio.find(tmp_path, ["train"])
+    names = [f"train_{number}.rec" for number in range(3)]
+    assert source.file_problems(dict.fromkeys(names, 2)) == []
+    assert source.file_problems(dict(zip(names, (1, 3, 1), strict=True))) == [
+        "train_0.rec has 1 image, but its .lst file names 2",
+        "train_0.rec has 1 image, but its .idx file names 2",
+        "train_1.rec has 3 images, but its .lst file names 2",
+        "train_2.rec has 1 image, but its .idx file names 2",
     ]
+
+
+def test_lists_of_missing_record_files_are_named(tmp_path: Path) -> None:
+    for number in range(3):
+        write_recordio(tmp_path / f"train_{number}.rec", TWO)
+    # Lists of all images, of other splits, and of an earlier run.
+    for name in ("train", "train_val", "val_0", "train_full", "train-5"):
+        write(tmp_path / f"{name}.lst", b"")
+    assert recordio.find(tmp_path, ["train"]).count_problems("train", [3, 3]) == []
 
     (tmp_path / "train_1.rec").unlink()
     assert recordio.find(tmp_path, ["train"]).count_problems("train", [2, 2]) == [
         "train has no train_1.rec",
         "train has no .rec file of train_1.lst",
     ]
-    # The records of a file without a list cannot be counted.
     (tmp_path / "train_1.lst").unlink()
-    (tmp_path / "train_0.lst").unlink()
-    write(tmp_path / "synset.txt", b"cat\ndog\n")
-    write(tmp_path / "val.lst", b"")
-    assert recordio.find(tmp_path, ["train"]).count_problems("train", [1, 0]) == [
-        "train has no train_1.rec"
+    (tmp_path / "train_2.rec").unlink()
+    assert recordio.find(tmp_path, ["train"]).count_problems("train", [1, 1]) == [
+        "train has no .rec file of train_2.lst"
     ]

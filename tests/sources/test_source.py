@@ -241,6 +241,8 @@ def test_lenient_lists_are_not_utf_16(tmp_path: Path, encoding: str) -> None:
         (["t-0-of-3.tar", "t-1-of-3.tar"], ["t-2-of-3.tar"]),
         (["t-1-of-3.tar", "t-2-of-3.tar", "t-3-of-3.tar"], []),
         (["t-1-of-3.tar", "t-3-of-3.tar"], ["t-2-of-3.tar"]),
+        (["t-00-of-04.tar"], ["t-01-of-04.tar", "t-02-of-04.tar", "t-03-of-04.tar"]),
+        (["t-0-of-99999999999999999999.tar"], []),
         # Half of the files or more are missing: these numbers do not count the files.
         (["day-20230101.tar", "day-20230305.tar"], []),
         (["part-0.tar", "part-3.tar"], []),

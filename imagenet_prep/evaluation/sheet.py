@@ -227,7 +227,8 @@ class EvaluatedSet:
                 f"{self.name} has {counted(len(self.keys), 'image')}; expected the same number of "
                 f"predictions and keys, got {counted(count, 'prediction')} and "
                 f"{counted(len(number_of), 'key')}{differ}. "
-                "Use the reader's mask to exclude the padding of its last batch."
+                "If they are of a different version of the dataset, make them again. For batches of "
+                "a reader, use its mask to exclude the padding of the last one."
             )
         return np.array([number_of[key] for key in self.keys], np.int64)
 

@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program, small_files
+from imagenet_prep.core import program, small_files, terminal
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -182,6 +183,7 @@ def _page(config: ReportConfig, store: Readable) -> str:
 
 def _predictions(config: ReportConfig, store: Readable) -> PredictionCounts | None:
     from imagenet_prep.dataset import predictions
+    from imagenet_prep.evaluation.sheet import EvaluatedSet
     from imagenet_prep.reporting.render import PredictionCounts
     from imagenet_prep.storage.dataset_store import open_dataset
 
@@ -193,6 +195,11 @@ def _predictions(config: ReportConfig, store: Readable) -> PredictionCounts | No
     except DataDamagedError:  # the page names this problem
         wnids = ("",) * dataset.manifest.classes.count
     path = Path(config.predictions).expanduser()
+    with contextlib.suppress(ImagenetPrepError):  # the page names the problems of the dataset
+        evaluated = EvaluatedSet(config.dataset)
+        note = evaluated.other_labels(predictions.read(path, wnids))
+        if note:
+            terminal.say(note, "warning")
     return PredictionCounts(predictions.read(path, wnids))
 
 

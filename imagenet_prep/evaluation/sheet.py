@@ -168,6 +168,18 @@ class EvaluatedSet:
             pairs += [np.stack([numbers, np.full_like(numbers, n)], 1) for n in valid]
         return np.concatenate(pairs)
 
+    def other_labels(self, predictions: Iterable[Prediction]) -> str:
+        """Returns a sentence if images have a different label in a file of predictions, or ""."""
+        label_of = dict(zip(self.keys, self.class_index.tolist(), strict=True))
+        differing = sum(label_of.get(row.key) not in (None, row.class_index) for row in predictions)
+        if not differing:
+            return ""
+        images = counted(differing, "image")
+        return (
+            f"{self.name}: {images} with a different class_index in the file of predictions. The "
+            "accuracies are wrong if the file is of a different class list."
+        )
+
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
         """Returns the class indices in a label list, by image number in this split."""
         labels = {}
@@ -226,9 +238,9 @@ class EvaluatedSet:
             raise UsageError(
                 f"{self.name} has {counted(len(self.keys), 'image')}; expected the same number of "
                 f"predictions and keys, got {counted(count, 'prediction')} and "
-                f"{counted(len(number_of), 'key')}{differ}. "
-                "If they are of a different version of the dataset, make them again. For batches of "
-                "a reader, use its mask to exclude the padding of the last one."
+                f"{counted(len(number_of), 'key')}{differ}. If they are of a different version of "
+                "the dataset, make them again. For batches of a reader, use its mask to exclude "
+                "the padding of the last one."
             )
         return np.array([number_of[key] for key in self.keys], np.int64)
 
@@ -358,16 +370,11 @@ class Sheet:
         if errors:
             self._corruptions[name] = errors
 
-    def compare_labels(self, name: str, predictions: Sequence[Prediction]) -> None:
+    def compare_labels(self, name: str, predictions: Iterable[Prediction]) -> None:
         """Notes how many images have a different label in a file of predictions."""
-        dataset = self.sets[name]
-        label_of = dict(zip(dataset.keys, dataset.class_index.tolist(), strict=True))
-        differing = sum(label_of[row.key] != row.class_index for row in predictions)
-        if differing:
-            self._notes.append(
-                f"{counted(differing, 'image')} of {name} have a different class_index in the file "
-                "of predictions. The accuracies are wrong if the file is of a different class list."
-            )
+        note = self.sets[name].other_labels(predictions)
+        if note:
+            self._notes.append(note)
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
         """Returns columns for a predictions file: a dataset's labels from each label list."""

@@ -116,6 +116,28 @@ def test_page_shows_mistakes_if_predictions_are_given(
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
 
 
+def test_page_of_other_labels_is_made_with_a_warning(small: Demo, tmp_path: Path) -> None:
+    """The file has no names of classes, so it may be of a different class list."""
+    keys = command.run("show", small.out, "--keys", "--splits", "validation", "--limit", "2")
+    rows = {
+        key: json.loads(command.run("show", small.out, "--key", key, "--json").out)
+        for key in keys.out.split()
+    }
+    said = tmp_path / "said.csv"
+    for shift, is_warned in ((0, False), (1, True)):
+        lines = [",".join(predictions.HEADER)]
+        for key, row in rows.items():
+            label = str(row["class_index"] + shift)
+            lines.append(",".join([key, label, label, "1", *[""] * 8]))
+        said.write_text("\n".join(lines) + "\n")
+        result = command.run(
+            "report", small.out, "--predictions", said, "--out", tmp_path / "page.html"
+        )
+        assert result.code == 0, result
+        wrong = says("different-class_index-file-predictions-accuracies", ..., "2 images")
+        assert bool(wrong.search(result.err)) is is_warned
+
+
 @pytest.mark.parametrize("place", ["class_index", "top1"])
 def test_predictions_of_more_classes_are_refused(small: Demo, tmp_path: Path, place: str) -> None:
     count = len((small.out / schema.LABELS).read_text().splitlines())

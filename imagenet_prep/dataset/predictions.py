@@ -1,13 +1,14 @@
 """A network's predictions for each image of a split, as a CSV file.
 
-    key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5,class
+    key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5,class sha256:…
     n01440764/n01440764_10026.JPEG,0,0,0.981,389,0.012,…,n01440764
 
 The file has one line per image, in the order of the records. Class indices are 0-based positions in
 the dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
 than five classes, the last fields are empty. If the network's scores are not finite, all fields
-after the label are empty. `class` is the name of the class `class_index`; a file of a different
-program may lack it. Columns for additional labels may follow; they are not read.
+after the label are empty. The last column has the name of the class `class_index`, and its header
+the sha256 of the class list; a file of a different program may lack it. Columns for additional
+labels may follow; they are not read.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from typing import Any, NamedTuple, TextIO
 from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.small_files import FileKind
+from imagenet_prep.dataset.class_list import digest_of
 
 MOST = 5
 # With at most this number of classes, top-5 says little, so it is not printed.
 FEW_CLASSES = 10
 _RANKED = ("top1", "p1", "top2", "p2", "top3", "p3", "top4", "p4", "top5", "p5")
 HEADER = ("key", "class_index", *_RANKED)
-_CLASS = "class"
+_CLASS = "class sha256:"
 OWN = FileKind("a file of predictions", ",".join(HEADER).encode())
 # Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000
@@ -104,23 +106,28 @@ def write(
     stream: TextIO,
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    classes_digest: str = "",
 ) -> None:
-    """Writes predictions and header; `more[COLUMN][KEY]` is a cell of an additional column."""
+    """Writes predictions and header; `more[COLUMN][KEY]` is a cell of an additional column.
+
+    `classes_digest` is that of the dataset's class list; without it, no classes are written.
+    """
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*HEADER, _CLASS, *more])
+    named = [_CLASS + classes_digest] if classes_digest else []
+    writer.writerow([*HEADER, *named, *more])
     for key, class_index, classes, shares, wnid in predictions:
         pairs = zip(classes, (f"{share:.6g}" for share in shares), strict=True)
         fields = list(itertools.chain.from_iterable(pairs))
         empty = [""] * (2 * MOST - len(fields))
         others = (texts.get(key, "") for texts in more.values())
-        writer.writerow([key, class_index, *fields, *empty, wnid, *others])
+        writer.writerow([key, class_index, *fields, *empty, *([wnid] if named else []), *others])
 
 
 def read(path: Path, wnids: Sequence[str] | None = None) -> Iterator[Prediction]:
     """Yields the predictions of a file.
 
     If `wnids` is given, the classes by index, all class indices must be in it, and the file must
-    not name a different class for one.
+    not be of a different class list.
     """
     try:
         descriptor = small_files.open_to_read(path)
@@ -136,7 +143,9 @@ def read(path: Path, wnids: Sequence[str] | None = None) -> Iterator[Prediction]
                     f"{path}: expected {','.join(HEADER)} as its first line. Write such a file "
                     "with `imagenet-prep train --evaluate --predictions FILE`."
                 )
-            names_classes = header[len(HEADER) :][:1] == [_CLASS]
+            names_classes = "".join(header[len(HEADER) :][:1]).startswith(_CLASS)
+            if names_classes and wnids is not None and all(wnids):
+                _require_digest(path, header[len(HEADER)].removeprefix(_CLASS), wnids)
             for fields in lines:
                 number = lines.line_num
                 if len(fields) != len(header):
@@ -144,12 +153,6 @@ def read(path: Path, wnids: Sequence[str] | None = None) -> Iterator[Prediction]
                 found = _parsed(fields[: len(HEADER)], None if wnids is None else len(wnids))
                 if names_classes:
                     found = found._replace(wnid=fields[len(HEADER)])
-                if (
-                    wnids is not None
-                    and found.wnid
-                    and wnids[found.class_index] not in ("", found.wnid)
-                ):
-                    raise _other_classes(path, number, found, wnids)
                 yield found
         except (ValueError, csv.Error) as error:
             reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
@@ -159,13 +162,14 @@ def read(path: Path, wnids: Sequence[str] | None = None) -> Iterator[Prediction]
             ) from None
 
 
-def _other_classes(path: Path, number: int, found: Prediction, wnids: Sequence[str]) -> UsageError:
-    index = found.class_index
-    return UsageError(
-        f"{path}: line {number:,}: class_index {index} is {found.wnid}, but {wnids[index]} in the "
-        "dataset, so the predictions are of a different class list. Give the dataset that the "
-        "network was evaluated on, or evaluate it on a dataset with its classes."
-    )
+def _require_digest(path: Path, digest: str, wnids: Sequence[str]) -> None:
+    expected = digest_of(wnids)
+    if digest != expected:
+        raise UsageError(
+            f"{path}: its class indices are of a different class list: sha256 {digest[:16]}, "
+            f"expected {expected[:16]}. Give the dataset that the network was evaluated on, or "
+            "evaluate it on a dataset with its classes."
+        )
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:

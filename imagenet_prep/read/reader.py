@@ -261,6 +261,11 @@ class Reader(Generic[Array]):
         return ClassList(self.classes, tuple(listed.words[n] for n in self.class_numbers))
 
     @property
+    def classes_digest(self) -> str:
+        """The sha256 of the dataset's class list, which may have more classes than are read."""
+        return self._feed.records.dataset.classes.digest
+
+    @property
     def normalisation(self) -> tuple[Colours, Colours]:
         """Mean and standard deviation of R, G, B in [0, 255] for normalised images."""
         crops = self._feed.config.crops

@@ -89,6 +89,7 @@ class Predicted:
         self._comm = comm
         self._class_numbers = np.asarray(reader.class_numbers)
         self._wnids = reader.class_list.wnids
+        self._classes_digest = reader.classes_digest
         self._present = reader.present
         self._predictions: list[Prediction] = []
         self._within: list[list[int]] = []
@@ -149,7 +150,7 @@ class Predicted:
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
         """Writes the predictions file atomically, with the additional columns `more`."""
         stream = io.StringIO()
-        predictions.write(stream, self._predictions, more)
+        predictions.write(stream, self._predictions, more, self._classes_digest)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
         with complete_file(path, predictions.OWN) as file:

@@ -41,6 +41,10 @@ class BatchReader(Protocol):
         """The classes, by class index."""
 
     @property
+    def classes_digest(self) -> str:
+        """The sha256 of the dataset's class list, which may have more classes than are read."""
+
+    @property
     def normalisation(self) -> tuple[Colours, Colours]:
         """Mean and standard deviation of R, G, B in [0, 255] that normalise the images."""
 

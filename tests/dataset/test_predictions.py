@@ -10,6 +10,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset.class_list import digest_of
 from imagenet_prep.dataset.predictions import Prediction
 from tests.kit.messages import says
 
@@ -26,7 +27,7 @@ CLASSES = ("cat", 'a "dog"', "c", "d", "e")
 
 def written() -> str:
     stream = io.StringIO()
-    predictions.write(stream, SAID)
+    predictions.write(stream, SAID, classes_digest=digest_of(CLASSES))
     return stream.getvalue()
 
 
@@ -35,7 +36,7 @@ def test_written_predictions_are_read_back(tmp_path: Path) -> None:
     path.write_text(written(), encoding="utf-8")
 
     assert written().splitlines() == [
-        f"{HEADER.rstrip()},class",
+        f"{HEADER.rstrip()},class sha256:{digest_of(CLASSES)}",
         "a/1.JPEG,0,0,0.5,4,0.25,2,0.125,1,0.0625,3,0.03125,cat",
         '"b/ä, ""b"".jpg",1,0,0.75,1,0.25,,,,,,,"a ""dog"""',
         "c/1,0,,,,,,,,,,,",
@@ -73,9 +74,15 @@ def test_predictions_of_other_classes_are_refused(tmp_path: Path) -> None:
     """A new class moves the index of each class after it."""
     path = tmp_path / "said.csv"
     path.write_text(written(), encoding="utf-8")
-    wrong = says("line-class_index-dataset-predictions-different", ..., "3", "1", 'a "dog"', "ant")
-    with pytest.raises(UsageError, match=wrong):
-        list(predictions.read(path, ("cat", "ant", 'a "dog"', "c", "d")))
+    wrong = says("class-indices-different-class-list", "said.csv")
+    others = (
+        ("cat", "ant", 'a "dog"', "c", "d"),  # also if no image has one of them
+        (*CLASSES, "f"),
+        CLASSES[:-1],
+    )
+    for wnids in others:
+        with pytest.raises(UsageError, match=wrong):
+            list(predictions.read(path, wnids))
     # The classes are unknown, because the class list is damaged.
     assert list(predictions.read(path, [""] * 5)) == SAID
 
@@ -210,6 +217,6 @@ def test_additional_columns_are_written_and_not_read(tmp_path: Path) -> None:
     rows = [Prediction("a", 3, (3, 1), (0.5, 0.25)), Prediction("b", 1, (), ())]
     with open(path, "w") as stream:
         predictions.write(stream, rows, {"mine": {"a": "x,y"}})
-    assert path.read_text().splitlines()[0].endswith(",p5,class,mine")
+    assert path.read_text().splitlines()[0].endswith(",p5,mine")
     assert path.read_text().splitlines()[1].endswith(',"x,y"')
     assert [*predictions.read(path, [""] * 4)] == rows

@@ -231,7 +231,10 @@ def reader_of(class_numbers: Sequence[int], present: Sequence[int]) -> Any:
     """Returns the facts about a reader that decide on the predictions."""
     wnids = [f"class {number}" for number in class_numbers]
     return SimpleNamespace(
-        class_numbers=class_numbers, present=present, class_list=SimpleNamespace(wnids=wnids)
+        class_numbers=class_numbers,
+        present=present,
+        class_list=SimpleNamespace(wnids=wnids),
+        classes_digest="0a",
     )
 
 
@@ -256,7 +259,7 @@ def test_predictions_of_all_ranks_are_merged(tmp_path: Path) -> None:
     assert found[0].classes == (10, 11)
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
     assert (found[1].classes, found[1].shares, found[1].is_wrong) == ((), (), True)
-    assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",top5,p5,class,more")
+    assert (tmp_path / "said.csv").read_text().splitlines()[0].endswith(",p5,class sha256:0a,more")
     classes, within, keys = predicted.top5()
     assert keys == [key, "b", "b", key]
     assert classes[0].tolist() == [10, 11, -1, -1, -1]
@@ -330,7 +333,8 @@ def test_the_last_evaluation_fills_the_table_of_accuracies(
     assert found is not None
     assert found.facts["labels"] == {"own.csv": digest}
     header, *lines = (line.split(",") for line in said.read_text().splitlines())
-    assert header[12:] == ["class", f"own.csv sha256:{digest}"]
+    assert header[12].startswith("class sha256:")
+    assert header[13:] == [f"own.csv sha256:{digest}"]
     assert [line[-1] for line in lines[:4]] == ["0 3", "", "2", ""]
 
 

@@ -496,8 +496,10 @@ class StepSampler:
     ) -> None:
         self._steps = steps
         self._position = position
+        self._began = position(state)
+        self._state = state
         self._handed_out = 0
-        self.load_state_dict(state)
+        self._is_restored = False
 
     @property
     def epoch(self) -> int:
@@ -533,6 +535,7 @@ class StepSampler:
         self._began = self._position(state)
         self._state = state
         self._handed_out = 0
+        self._is_restored = True
 
     def set_epoch(self, epoch: int) -> None:
         """Begins with this epoch, unless a step has been yielded or a position been restored.
@@ -544,7 +547,7 @@ class StepSampler:
           UsageError: `epoch` is not an integer from 0.
         """
         number = epoch_number(epoch)
-        if not self._handed_out and self._began[:2] == (0, 0):
+        if not (self._handed_out or self._is_restored or self._began.examples_read):
             self._began = self._began._replace(epoch=number)
 
     def _after(self, steps: int) -> Position:

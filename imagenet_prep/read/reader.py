@@ -324,7 +324,7 @@ class Reader(Generic[Array]):
 
     def __iter__(self) -> Iterator[Batch[Array]]:
         self._require_no_mix()
-        return self.loop()
+        yield from self.loop()
 
     def _require_no_mix(self) -> None:
         if self._feed.mix is not None:
@@ -607,6 +607,7 @@ class Reader(Generic[Array]):
                 "sampler=reader.sampler(), which yields positions (EPOCH, EXAMPLES READ, SHUFFLE "
                 "WINDOW). For a single example, call reader.example(NUMBER)."
             )
+        self._require_no_mix()
         self._own()
         own_window = self._feed.order.window
         self._feed.use_window(found.window)

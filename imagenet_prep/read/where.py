@@ -159,8 +159,7 @@ class Where:
                 if isinstance(operation, _ORDERS):
                     continue
                 if any(isinstance(side, ast.Name) and side.id == name for side in pair):
-                    parts = itertools.chain.from_iterable(map(ast.walk, pair))
-                    yield from (part for part in parts if isinstance(part, ast.Constant))
+                    yield from itertools.chain.from_iterable(map(_values_of, pair))
 
     def _wnid(self, name: str, classes: ClassList) -> str:
         try:
@@ -250,6 +249,13 @@ class Where:
             result = result & _OPERATIONS[type(operation)](left, right)
             left = right
         return result
+
+
+def _values_of(side: ast.expr) -> Iterator[ast.Constant]:
+    """Yields the values that one side of a comparison names: one, or those of a list."""
+    for part in side.elts if isinstance(side, (ast.Tuple, ast.List)) else [side]:
+        if isinstance(part, ast.Constant):
+            yield part
 
 
 def _parsed(text: str) -> ast.expr:

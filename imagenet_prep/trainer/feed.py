@@ -147,6 +147,7 @@ class Noise:
     num_examples = _NUM_EXAMPLES
     class_numbers = present = range(_NUM_CLASSES)
     class_list = ClassList((), ())
+    classes_digest = class_list.digest
     normalisation = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     splits = (schema.TRAIN,)
     decoder: Mapping[str, str] = MappingProxyType({})

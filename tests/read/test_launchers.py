@@ -194,8 +194,12 @@ def test_sampler_begins_at_the_epoch_of_a_program(colours: Path) -> None:
     """PyTorch's convention; Lightning sets the epoch of a restored position, too."""
     starts = range(0, NUM_TRAIN - BATCH + 1, BATCH)
     reader = opened(colours, "train")
+    reader.set_epoch(2)
     sampler = reader.sampler()
-    sampler.set_epoch(cast("Any", np.int64(5)))
+    assert sampler.epoch == 2
+    for epoch in (0, 3, cast("Any", np.int64(5))):  # a cell of a notebook that runs again
+        sampler.set_epoch(epoch)
+        assert sampler.epoch == epoch
     for epoch in (5, 6):
         sampler.set_epoch(epoch)
         assert list(sampler) == [(epoch, n, 0) for n in starts]

@@ -204,6 +204,8 @@ def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool)
     low = make_dataset(colours, "train", classes=[31, 4], **usual)
     for readers in ({"high": high, "low": low}, {"high": high, "low": low}, {"low": low}):
         make_mix(readers, homogeneous=homogeneous)
+    loops = [iter(high), iter(low)]
+    sampler = high.sampler()
     first = make_mix({"high": high, "low": low}, homogeneous=homogeneous)
     begun = iter(first)
     if not homogeneous:  # a reader of an alternation that has been read cannot be a part again
@@ -212,9 +214,11 @@ def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool)
     for loop in (begun, iter(first)):
         with pytest.raises(UsageError, match=says("newer-mix-bucketed-reader-readers")):
             next(loop)
-    for reader in (low, high):
+    for loop in (*loops, iter(low), iter(high)):
         with pytest.raises(UsageError, match=says("reader-part-mix-numbers-classes")):
-            next(iter(reader))
+            next(loop)
+    with pytest.raises(UsageError, match=says("reader-part-mix-numbers-classes")):
+        high[next(iter(sampler))]
     wnids = [record.wnid for record in split_records(colours, "train")]
     for batch in mix:
         (number,), (class_index,) = batch["number"], batch["class_index"]

@@ -188,7 +188,16 @@ def test_unknown_class_index_is_refused(scenes: Path, where: str) -> None:
     assert opened(scenes, where.format(count - 1)).num_examples > 0
 
 
-@pytest.mark.parametrize("where", ["class_index < 5000", "class_index % 7 != 5000"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "class_index < 5000",
+        "class_index % 7 != 5000",
+        "class_index != width % 5000",
+        "class_index == 10000 - 9999",
+        "class_index != -1",
+    ],
+)
 def test_other_numbers_may_be_compared_with_indices(scenes: Path, where: str) -> None:
     assert opened(scenes, where).num_examples > 0
 

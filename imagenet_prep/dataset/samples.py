@@ -328,12 +328,13 @@ class StoredImage(NamedTuple):
 
 
 # The first line of the table that `diff --out` writes.
+_STORED = ("class", "width", "height", "sha256", "shard", "record")
 DIFFERENCES = (
     "split",
     "key",
     "difference",
-    *("class_a", "width_a", "height_a", "sha256_a", "shard_a", "record_a"),
-    *("class_b", "width_b", "height_b", "sha256_b", "shard_b", "record_b"),
+    *(f"{name}_a" for name in _STORED),
+    *(f"{name}_b" for name in _STORED),
 )
 
 

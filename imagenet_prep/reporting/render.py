@@ -219,8 +219,11 @@ def find_mistakes(
     images = images_of([prediction.key for prediction in counts.surest])
     for said, image in zip(counts.surest, images, strict=True):
         picture = image and sample.thumbnail(image.encoded)
-        label, predicted = words(said.class_index), words(said.classes[0])
-        mistakes.surest.append(Mistake(said.key, label, predicted, said.shares[0], picture))
+        mistakes.surest.append(
+            Mistake(
+                said.key, words(said.class_index), words(said.classes[0]), said.shares[0], picture
+            )
+        )
     worst = sorted(counts.confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
     for (label, predicted), count in worst:
         share = count / counts.examples[label]

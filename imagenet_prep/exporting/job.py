@@ -303,6 +303,11 @@ def _refuse_others(job: ExportJob, mark: str, digest: str) -> None:
             f"version; this one is {ours[:16]}. Choose a different folder, or delete the export "
             "first."
         )
+    if schema.WORK in names and any(job.store.size(name) is not None for name in schema.BEGUN):
+        raise UsageError(
+            f"{job.store.where()} has an unfinished run of a different command. Finish it with its "
+            "command, or choose a different folder."
+        )
     if schema.WORK in names and job.store.size(mark) is not None:
         existing = job.store.read(mark).decode(errors="replace")
     if existing and existing != digest:

@@ -19,8 +19,8 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Readable, open_readable
 
-# Folders of `.work` for files that are not complete yet.
-_INCOMPLETE = ("incoming", "temporary")
+# Folders of `.work` for files that are not complete yet; the last ones are those of exports.
+_INCOMPLETE = re.compile(r"incoming|temporary|parts-.*", re.DOTALL)
 # What finished commands leave in `.work`, also outside datasets.
 _LEFT = re.compile(r"lock|locks|.*\.jsonl|hashes-.*", re.DOTALL)
 
@@ -58,7 +58,9 @@ class Folder(NamedTuple):
 
     def _is_unfinished(self, name: str) -> bool:
         # A finished dataset keeps notes and lists there, which are deleted with it.
-        return name in _INCOMPLETE or not (self.is_dataset or _LEFT.fullmatch(name))
+        if _INCOMPLETE.fullmatch(name):
+            return True
+        return not (self.is_dataset or _LEFT.fullmatch(name))
 
 
 @dataclass

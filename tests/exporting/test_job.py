@@ -77,6 +77,18 @@ def test_files_added_before_the_lock_are_not_overwritten(
     assert {n: d for n, d in all_files(store.root).items() if "lock" not in n} == store.files
 
 
+@pytest.mark.parametrize("name", [".work/run.json", ".work/adopt.json"])
+def test_unfinished_run_of_a_dataset_is_not_buried(
+    tmp_path: Path, source: ExportSource, name: str
+) -> None:
+    """The run could not go on among the files of the export."""
+    store = LocalStore(tmp_path / "out")
+    store.write(name, b"{}")
+    with pytest.raises(UsageError, match=says("unfinished-run-different-command-finish")):
+        job.run(asked(source, store))
+    assert [path.name for path in store.root.iterdir()] == [".work"]
+
+
 class Dies(LocalStore):
     """A folder in which a run is killed if it removes the file `at`."""
 

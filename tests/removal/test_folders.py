@@ -112,7 +112,7 @@ def test_missing_place_is_refused(found: SearchedFolders, tmp_path: Path) -> Non
         ("adopt.json", True, False),
         ("temporary/a", True, True),
         ("incoming/a/b", True, True),
-        ("parts-0123/made/train/a.jpg", True, False),
+        ("parts-0123/made/train/a.jpg", True, True),
         ("index-0123/members/a.jsonl", True, False),
         ("export", True, False),
         ("plan/a", True, False),

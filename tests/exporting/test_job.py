@@ -78,9 +78,7 @@ def test_files_added_before_the_lock_are_not_overwritten(
 
 
 @pytest.mark.parametrize("name", [".work/run.json", ".work/adopt.json"])
-def test_unfinished_run_of_a_dataset_is_not_buried(
-    tmp_path: Path, source: ExportSource, name: str
-) -> None:
+def test_unfinished_run_is_not_buried(tmp_path: Path, source: ExportSource, name: str) -> None:
     """The run could not go on among the files of the export."""
     store = LocalStore(tmp_path / "out")
     store.write(name, b"{}")

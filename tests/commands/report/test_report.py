@@ -116,7 +116,7 @@ def test_page_shows_mistakes_if_predictions_are_given(
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
 
 
-def test_page_of_other_labels_is_made_with_a_warning(small: Demo, tmp_path: Path) -> None:
+def test_page_of_other_labels_has_a_warning(small: Demo, tmp_path: Path) -> None:
     """The file has no names of classes, so it may be of a different class list."""
     keys = command.run("show", small.out, "--keys", "--splits", "validation", "--limit", "2")
     rows = {
@@ -128,7 +128,7 @@ def test_page_of_other_labels_is_made_with_a_warning(small: Demo, tmp_path: Path
         lines = [",".join(predictions.HEADER)]
         for key, row in rows.items():
             label = str(row["class_index"] + shift)
-            lines.append(",".join([key, label, label, "1", *[""] * 8]))
+            lines.append(f"{key},{label},{label},1{',' * 8}")
         said.write_text("\n".join(lines) + "\n")
         result = command.run(
             "report", small.out, "--predictions", said, "--out", tmp_path / "page.html"

@@ -78,6 +78,7 @@ class SearchedFolders:
     by_place: dict[str, Folder] = field(default_factory=dict)
     _searched: list[str] = field(default_factory=list)  # places of which all folders are known
     _links: list[Path] = field(default_factory=list)  # links to folders
+    _identities: set[object] = field(default_factory=set)  # of the folders in `by_place`
 
     def add(self, place: str) -> Iterator[Folder]:
         """Yields the new folders of a place; raises UsageError if the place does not exist."""
@@ -86,7 +87,9 @@ class SearchedFolders:
             return
         self._searched.append(place)
         for folder in self._walk(place):
-            if folder.where not in self.by_place:
+            identity = _identity(folder)
+            if identity not in self._identities:
+                self._identities.add(identity)
                 self.by_place[folder.where] = folder
                 yield folder
 
@@ -152,6 +155,15 @@ def hard_links_elsewhere(paths: Iterable[Path]) -> Iterator[str]:
                 f"{path}: has {more} in folders that were not searched. Name these folders "
                 "with --search."
             )
+
+
+def _identity(folder: Folder) -> object:
+    """Returns what is equal for all paths of a folder: a bind mount gives it a second one."""
+    local = folder.store.as_folder
+    if local is None:
+        return folder.where
+    status = local.root.stat()
+    return status.st_dev, status.st_ino
 
 
 class _ListedFolder(LocalStore):

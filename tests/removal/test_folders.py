@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,24 @@ def test_folder_has_one_path(found: SearchedFolders, tmp_path: Path, linked: Lin
     assert first == [str(tmp_path / "data"), str(tmp_path / "data/set")]
     assert again == []
     assert sorted(found.by_place) == first
+
+
+def test_bind_mount_is_no_second_folder(
+    found: SearchedFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its advice could be to delete one of the two paths of the only copy."""
+    write(tmp_path / "data/set/a.bin", b"a")
+    write(tmp_path / "mount/a.bin", b"a")
+    stat = Path.stat
+    first = stat(tmp_path / "data/set")
+
+    def mounted(path: Path, **how: Any) -> os.stat_result:
+        return first if path == tmp_path / "mount" else stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", mounted)
+    list(found.add(str(tmp_path / "data")))
+    assert list(found.add(str(tmp_path / "mount"))) == []
+    assert str(tmp_path / "mount") not in found.by_place
 
 
 def test_later_place_adds_only_new_folders(found: SearchedFolders, tmp_path: Path) -> None:

@@ -512,11 +512,10 @@ class TraceSearch:
             what += f" ({some(found)})"
         elif note.chosen:
             what += ", unless its filters excluded it"
-        delete = f"delete {folder.where}"
-        if called:
-            delete += f"/{called}*"
-        action = f"export {self._successor(note.dataset)} to a new folder; then {delete}"
-        yield Trace(folder.where, EXPORT, what, action)
+        # Several exports may share a folder.
+        place = f"{folder.where}/{called}*" if called else folder.where
+        action = f"export {self._successor(note.dataset)} to a new folder; then delete {place}"
+        yield Trace(place, EXPORT, what, action)
 
     def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
         text = _text(folder, name)

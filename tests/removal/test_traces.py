@@ -23,11 +23,13 @@ from imagenet_prep.removal import traces
 from imagenet_prep.removal.folders import SearchedFolders
 from imagenet_prep.removal.traces import Trace, TraceSearch
 from imagenet_prep.storage.dataset_store import open_dataset
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import checkpoint
 from tests.kit import command
 from tests.kit.layouts import write
 from tests.kit.messages import says
 from tests.kit.photographs import photograph
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 CLASSES = ("cat", "dog")
 KEY = "cat/2.jpg"
@@ -605,6 +607,38 @@ def test_unfinished_and_untabled_outputs_are_problems(
     assert sum(str(tmp_path / "search/killed") in problem for problem in found.problems) == 1
     assert sum(str(tmp_path / "search/unfinished") in problem for problem in found.problems) == 1
     assert sum(str(tmp_path / "search/broken") in problem for problem in found.problems) == 1
+
+
+def test_untabled_dataset_is_a_problem_with_its_remedy(tmp_path: Path, searched: Search) -> None:
+    root = tmp_path / "search/a set"
+    write_dataset(root, {"train": [[picture(0, plain(0))]]}, num_classes=1)
+    found = searched(tmp_path / "search")
+    assert kinds(found) == {}
+    (problem,) = found.problems
+    assert says("cannot-searched-because-no-tables", root, f"'{root}'").search(problem)
+
+
+def test_run_in_a_bucket_is_a_problem(
+    dataset: Path, tmp_path: Path, searched: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(dataset, tmp_path / "runs/1", 4)
+    monkeypatch.setattr(LocalStore, "as_folder", None)
+    found = searched(tmp_path / "runs")
+    assert "run" not in kinds(found)
+    (problem,) = (each for each in found.problems if "runs/1" in each)
+    assert says("training-run-bucket-cannot-searched", tmp_path / "runs/1").search(problem)
+
+
+def test_each_export_of_a_folder_is_named(dataset: Path, tmp_path: Path, searched: Search) -> None:
+    """Several exports of RecordIO may share a folder."""
+    out = tmp_path / "exports"
+    for prefix in ("one", "two"):
+        done("export", dataset, out / prefix, "--to", "recordio", "--split", "train")
+    done("export", dataset, out / "tars", "--to", "webdataset")
+    found = {each.place: each for each in searched(out).found if each.kind == traces.EXPORT}
+    assert found.keys() == {f"{out}/one.*", f"{out}/two.*", f"{out}/tars"}
+    for place, export in found.items():
+        assert export.action.endswith(f"; then delete {place}")
 
 
 def test_dataset_entry_names_its_columns_and_lists(dataset: Path, searched: Search) -> None:

@@ -161,6 +161,9 @@ def test_labels_are_compared_by_class_ids(one: Path, tmp_path: Path) -> None:
     assert result.code == 1
     assert (result.json["equal"], result.json["same_classes"]) == (False, False)
     assert [result.json[kind] for kind in KINDS] == [0] * 5
+    differ = says("class-lists-differ-labels-compared")
+    assert differ.search(command.run("diff", one, other).out)
+    assert not differ.search(command.run("diff", one, one).out)
     relabelled = tmp_path / "relabelled"
     shutil.copytree(one, relabelled)
     edit(relabelled, lambda data: data.replace(b"image_0.JPEG,0,", b"image_0.JPEG,4,"))

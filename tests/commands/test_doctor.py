@@ -472,3 +472,23 @@ def test_each_line_ends_with_its_remedy(
         "wrong   ssh: no key  -> ssh-keygen",
     ]
     assert said.err == "imagenet-prep: 1 check wrong: ssh\n"
+
+
+@pytest.mark.parametrize("program", [None, "/usr/bin/ssh"])
+def test_missing_ssh_has_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str | None
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: program)
+    check = found(doctor.DoctorConfig(dir=str(tmp_path)))["ssh"]
+    assert check.state == ("ok" if program else "missing")
+    assert bool(check.remedy) == (program is None)
+    assert program is None or check.found == program
+
+
+def test_wrong_bucket_is_wrong_without_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further trial could succeed."""
+    tried: list[str] = []
+    monkeypatch.setenv(CHECK_BY_READING, "1")
+    monkeypatch.setattr(doctor, "_trial", lambda base: tried.append(base) or "refused")
+    check = doctor._bucket("s3://bucket")
+    assert (check.state, check.found, tried) == ("wrong", "refused", ["s3://bucket"])

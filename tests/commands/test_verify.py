@@ -472,3 +472,38 @@ def test_additional_file_is_named_at_all_levels(prepared: Path, level: str, name
 
     assert result.code == 3
     assert [line.partition(":")[0] for line in result.out.splitlines()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("place", "flags", "refused"),
+    [
+        ("s3://bucket/set", {"if_changed": True}, says("if-changed-only-used-local-folder")),
+        ("http://h/set", {"if_changed": True}, says("if-changed-only-used-local-folder")),
+        ("http://h/set", {"beam_args": ("--x",)}, says("options-apache-beam-need-dataset")),
+        ("https://h/set", {"beam_args": ("--x",)}, says("options-apache-beam-need-dataset")),
+        ("s3://bucket/set", {"beam_args": ("--x",)}, None),
+        ("set", {"beam_args": ("--x",)}, None),
+        ("set", {"if_changed": True}, None),
+    ],
+)
+def test_flags_need_places_that_keep_receipts(
+    place: str, flags: dict[str, Any], refused: re.Pattern[str] | None
+) -> None:
+    if refused is None:
+        verify.VerifyConfig(place, **flags)
+        return
+    with pytest.raises(ValueError, match=refused):
+        verify.VerifyConfig(place, **flags)
+
+
+def test_quarantine_without_lines_is_named_by_verify(prepared: Path) -> None:
+    """Its hash is that of the manifest, so only its contents are wrong."""
+    data = b"[]\n"
+    (prepared / schema.QUARANTINE).write_bytes(data)
+    path = prepared / schema.MANIFEST
+    there = manifest.loads(path.read_bytes(), "")
+    claim = manifest.DatasetFile(schema.QUARANTINE, len(data), hashlib.sha256(data).hexdigest())
+    others = [file for file in there.files if file.name != schema.QUARANTINE]
+    path.write_bytes(dataclasses.replace(there, files=[*others, claim]).dumps())
+    found = verify.verify(verify.VerifyConfig(str(prepared), level="manifest"))
+    assert any(schema.QUARANTINE in problem for problem in found["problems"]), found["problems"]

@@ -306,3 +306,35 @@ def test_verified_files_are_only_noted_under_the_lock(tmp_path: Path, data: byte
     with target.lock():
         assert target.problem(file, prove=True) is None
     assert ledger.exists()
+
+
+@pytest.mark.parametrize("note", schema.BEGUN)
+def test_unfinished_run_is_never_a_replica(replica: Replica, note: str) -> None:
+    replica.store.write(note, b"{}")
+    where = str(replica.store.root)
+    with pytest.raises(UsageError, match=says("unfinished-run-prepare-resize-adopt", where)):
+        replica.refuse_others()
+    replica.commit()
+    replica.refuse_others()
+
+
+def test_unreadable_placement_is_a_problem(replica: Replica) -> None:
+    replica.commit()
+    assert replica.manifest_problem() is None
+    replica.store.write(schema.PLACEMENT, b"[]")
+    found = replica.manifest_problem()
+    assert found is not None
+    assert schema.PLACEMENT in str(found)
+
+
+def test_unfinished_column_is_never_replaced(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    make_dataset(root, shards=2, shard_bytes=1000)
+    data = (root / schema.MANIFEST).read_bytes()
+    ours = Column("latents", "float32", (2,), "made").dumps()
+    replica = Replica(tmp_path / "replica", data, columns={"latents": ours})
+    replica.commit()
+    replica.refuse_others()
+    replica.store.write(column.begun_name("latents"), ours)
+    with pytest.raises(UsageError, match=says("column-name-unfinished")):
+        replica.refuse_others()

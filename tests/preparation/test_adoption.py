@@ -371,6 +371,33 @@ def test_second_dataset_is_not_mixed_into_unfinished_one(tmp_path: Path, version
     adopt(other, out)
 
 
+@VERSIONS
+def test_shard_replaced_during_adoption_is_refused(tmp_path: Path, version: str) -> None:
+    """The shards stay in the folder: only the files of `adopt` are removed."""
+    store = write(tmp_path / "set")
+    adopt(store)
+    note(store, json.loads(store.read(BEGUN))["adoption"], version)
+    (store.root / schema.MANIFEST).unlink()
+    shard = store.root / NAMES[0]
+    data = shard.read_bytes() * 2
+    shard.unlink()
+    shard.write_bytes(data)
+
+    with pytest.raises(UsageError, match=says("different-dataset-adopted-here-shards")) as refused:
+        adopt(store)
+    advice = str(refused.value).rpartition(" or remove ")[2].partition(";")[0]
+    listed = advice.replace(" and adopt's files:", ",").split(", ")
+    assert {"index/", schema.LABELS} < {*listed}
+    for name in listed:
+        path = store.root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    adopt(store)
+    assert shard.read_bytes() == data
+
+
 INDEX = schema.index_name(NAMES[0])
 SHARD = NAMES[0]
 

@@ -474,3 +474,23 @@ def test_forgotten_images_leave_no_name_behind(tmp_path: Path) -> None:
     assert step.forget is not None
     assert step.forget.images == 2
     assert not (tmp_path / "new" / schema.WORK / "salt").exists()
+
+
+class Bucket(LocalStore):
+    """A store without a local folder."""
+
+    as_folder = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("is_bucket", [False, True])
+def test_versions_stay_on_the_storage_of_the_dataset(tmp_path: Path, is_bucket: bool) -> None:
+    dataset = made(tmp_path / "set", [])
+    out: LocalStore = Bucket(tmp_path / "new")
+    choice = "a local folder"
+    if is_bucket:
+        dataset = replace(dataset, store=Bucket(tmp_path / "set"))
+        amendment.refuse(dataset, out)
+        out = LocalStore(tmp_path / "new")
+        choice = "a prefix on the same server"
+    with pytest.raises(UsageError, match=says("out-result-must-same-storage", ..., ..., choice)):
+        amendment.refuse(dataset, out)

@@ -174,3 +174,10 @@ def test_dali_without_tensorflow_makes_arrays(
     installed.packages(lambda package: package == "nvidia.dali")
     reader = make_dataset(colours, "train", 4, 16, world=World(), backend="dali")
     assert all(type(array) is np.ndarray for array in next(iter(reader)).values())
+
+
+@pytest.mark.parametrize("flag", ["cache_dir", "cache_gb"])
+def test_cache_of_a_local_dataset_is_refused(colours: Path, flag: str) -> None:
+    value = {"cache_dir": "cache", "cache_gb": 1}[flag]
+    with pytest.raises(UsageError, match=says("folder-cache_dir-cache_gb-need-remote", colours)):
+        reader_of(colours, "train", 4, "native", **{flag: value})

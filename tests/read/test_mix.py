@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -405,6 +406,19 @@ def test_mix_continues_only_with_its_recipes(colours: Path, homogeneous: bool) -
         del part["recipe"]
     with pytest.raises(UsageError, match="recipe"):
         mix().restore(state)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"backend": "tfdata"}, {"sizes": [Size(image_size=(16, 16))]}, {"out": np.empty}],
+    ids=["backend", "sizes", "out"],
+)
+def test_parts_need_one_native_size(colours: Path, own: dict[str, Any]) -> None:
+    readers = parts(colours)
+    config = readers["b"].feed.config
+    readers["b"].feed.config = replace(config, **own)
+    with pytest.raises(UsageError, match=says("part-mix-needs-readers-backend", "'b'")):
+        make_mix(readers)
 
 
 def test_parts_are_different_readers_by_name(colours: Path) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep import show
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, make_dataset
+from imagenet_prep.read import Reader, Size, catalogue, make_dataset
 from imagenet_prep.read.receipt import KEPT, Receipt, Use, parse
+from imagenet_prep.read.source import require_random_access
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends
@@ -130,6 +133,51 @@ def test_state_of_a_different_partition_is_refused(nodes: Nodes, colours: Path) 
 def test_wrong_number_of_hosts_is_refused(nodes: Nodes, world: World, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         open_one(nodes(1)[1], "train", world, 4)
+
+
+@pytest.mark.parametrize(
+    "more", [{"weights": {}}, {"sizes": [Size(image_size=(8, 8))]}], ids=["weights", "sizes"]
+)
+def test_parts_have_no_weights_or_sizes(nodes: Nodes, more: dict[str, Any]) -> None:
+    world = World(0, NODES, 0, 1)
+    with pytest.raises(UsageError, match=says("one-host-s-part-partitioned")):
+        open_one(nodes(1)[0], "train", world, 4, training=True, **more)
+
+
+def test_single_examples_need_a_complete_copy(nodes: Nodes, colours: Path) -> None:
+    part = open_one(nodes(1)[0], "train", World(0, NODES, 0, 1), 4)
+    with pytest.raises(UsageError, match=says("host-only-part-partitioned-dataset")):
+        require_random_access(part, ())
+    require_random_access(open_one(colours, "train", World(), 4), ())
+
+
+def test_step_of_a_run_needs_the_complete_dataset(
+    nodes: Nodes, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = open_one(colours, "train", World(), 4)
+    rows: list[dict[str, Any]] = [{"kind": "start", "step": 0, "receipt": reader.receipt()}]
+    rows += [{"kind": "train", "step": step} for step in range(len(reader))]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "train.jsonl").write_text(lines)
+    words = [str(tmp_path), "--json", "--trained-on"]
+    lacking = 0
+    for step in range(len(reader)):
+        assert show.run([*words, str(colours), "--step", str(step)]) == 0
+        used = {json.loads(line)["number"] for line in capsys.readouterr().out.splitlines()}
+        here = used & numbers_here(nodes(1)[0])
+        lacking += len(used - here)
+        if used == here:
+            continue
+        wanted = says("only-part-dataset-lacks-step", ..., f"{len(used - here)} image")
+        with pytest.raises(UsageError, match=wanted):
+            show.run([*words, str(nodes(1)[0]), "--step", str(step)])
+    assert lacking
+
+
+def numbers_here(part: Path) -> set[int]:
+    """Returns the numbers of the training examples that a part stores."""
+    found = catalogue.Catalogue(open_dataset(str(part), parts=True), ("train",))
+    return {entry.number for entry in found.entries()}
 
 
 def test_one_host_measures_and_verifies_its_part(nodes: Nodes) -> None:

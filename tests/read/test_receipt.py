@@ -357,6 +357,18 @@ def test_lists_of_chosen_examples_are_not_expanded(colours: Path) -> None:
         ({"appearances": [1.0]}, True),
         ({"ranks": 2, "nodes": 2, "batch_sizes": [4]}, False),
         ({"ranks": 2, "nodes": 2, "appearances": [1.0]}, False),
+        ({"appearances": [-1.0]}, False),
+        ({"size_epochs": [0], "size_shares": [1.0], "batch_sizes": [4]}, True),
+        (
+            {
+                "ranks": 2,
+                "nodes": 2,
+                "size_epochs": [0],
+                "size_shares": [1.0],
+                "batch_sizes": [4],
+            },
+            False,
+        ),
     ],
 )
 def test_each_number_of_a_state_has_a_range(
@@ -442,3 +454,50 @@ def test_receipt_is_only_of_the_dataset_trained_on(
         assert [*receipt.step(0)] == [*run.receipt.step(0)]
     with pytest.raises(UsageError, match=says("digest-run-read-dataset-digest", scenes.name)):
         of_run(log, str(scenes))
+
+
+@pytest.mark.parametrize(
+    ("appearances", "key"),
+    [
+        ([1.0] * NUM_TRAIN, None),
+        ([1.0] * (NUM_TRAIN - 1), "log-run-weights-not-fit"),
+        ([0.0] * NUM_TRAIN, "log-run-weights-out-range"),
+        ([1e9] * NUM_TRAIN, "log-run-weights-out-range"),
+    ],
+)
+def test_weights_of_a_log_must_fit_the_dataset(
+    colours: Path, appearances: list[float], key: str | None
+) -> None:
+    """Each image of `colours` has its own class."""
+    receipt = reader_of(colours, "train", 4, "native", training=True).receipt()
+    row = {"kind": "start", "step": 0, "receipt": receipt | {"appearances": appearances}}
+    segments = parse([json.dumps(row).encode()], "log")
+    classes = np.arange(NUM_TRAIN)
+    if key is None:
+        Receipt(segments, TRAIN, lambda: classes)
+        return
+    with pytest.raises(DataDamagedError, match=says(key)):
+        Receipt(segments, TRAIN, lambda: classes)
+
+
+def test_weights_of_a_log_need_training(colours: Path) -> None:
+    receipt = reader_of(colours, "train", 4, "native", training=True).receipt()
+    change = {"appearances": [1.0] * NUM_TRAIN, "training": False}
+    row = {"kind": "start", "step": 0, "receipt": receipt | change}
+    segments = parse([json.dumps(row).encode()], "log")
+    with pytest.raises(DataDamagedError, match=says("log-run-weights-not-fit")):
+        Receipt(segments, TRAIN, lambda: np.arange(NUM_TRAIN))
+
+
+def test_log_of_an_unknown_split_is_damaged(colours: Path, tmp_path: Path) -> None:
+    receipt = reader_of(colours, "train", 4, "native").receipt() | {"split": "holdout"}
+    log = tmp_path / "train.jsonl"
+    log.write_text(json.dumps({"kind": "start", "step": 0, "receipt": receipt}) + "\n")
+    with pytest.raises(DataDamagedError, match=says("no-split-3", log, ..., "holdout")):
+        of_run(log, str(colours))
+
+
+def test_absent_log_is_a_usage_error(colours: Path, tmp_path: Path) -> None:
+    log = tmp_path / "train.jsonl"
+    with pytest.raises(UsageError, match=says("cannot-read-give-log-dir-run", log)):
+        of_run(log, str(colours))

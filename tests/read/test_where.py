@@ -18,6 +18,7 @@ from imagenet_prep.read.where import Where
 from tests.kit.dataset import split_records
 from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 
 def opened(root: Path, where: str, **settings: Any) -> Reader:
@@ -371,3 +372,10 @@ def test_state_of_a_different_expression_is_refused(scenes: Path) -> None:
 
 def test_all_training_examples_match_a_true_condition(scenes: Path) -> None:
     assert numbers(opened(scenes, "width > 0")) == list(range(NUM_TRAIN))
+
+
+def test_where_needs_tables_only_for_sizes(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", {"train": [[picture(0, plain(0))]]}, num_classes=1)
+    with pytest.raises(UsageError, match=says("no-tables-samples-where-reads")):
+        opened(tmp_path / "set", "width > 0")
+    assert numbers(opened(tmp_path / "set", "class_index == 0")) == [0]

@@ -342,3 +342,18 @@ def test_a_cleared_folder_keeps_other_files(tmp_path: Path) -> None:
     checkpoint.clear(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(kept)
+
+
+def test_unreadable_checkpoint_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays the latest one: it may be readable again."""
+    save(tmp_path, 1)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint.LocalStore, "open", refuse)
+    path = tmp_path / checkpoint.name(1)
+    with pytest.raises(StoreError, match=says("cannot-read-2", path, "Permission denied")):
+        checkpoint.load(path)

@@ -499,3 +499,26 @@ def test_only_some_settings_are_copied() -> None:
 
     assert (made.seed, made.batch_size) == (3, TrainConfig(synthetic=True).batch_size)
     assert made.changed() == {"seed": 3, "synthetic": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (None, None),
+        (("0.2", "1"), (0.2, 1.0)),
+        (("0.2",), None),
+        (("0.2", "half"), None),
+        (("0.2", "0.5", "1"), None),
+    ],
+)
+def test_ranges_of_crops_are_two_numbers(
+    words: tuple[str, ...] | None, expected: tuple[float, float] | None
+) -> None:
+    for flag in ("crop_area", "crop_aspect"):
+        config = TrainConfig(data_dir="set", log_dir="run", **{flag: words})
+        if words is None or expected is not None:
+            assert arguments_of_crops(config)[flag.removeprefix("crop_")] == expected
+            continue
+        named = flag.replace("_", "-")
+        with pytest.raises(UsageError, match=says("expected-two-numbers-such-0.2", named)):
+            arguments_of_crops(config)

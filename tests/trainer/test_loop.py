@@ -478,3 +478,12 @@ def test_printed_evaluation_has_each_number_in_its_column(
     (row,) = rows(tmp_path, "evaluation")
     assert (row["top1"], row["top5"], row["loss"], row["examples"]) == (0.25, 0.75, 1.5, 8)
     assert (row["step"], row["epoch"], row["split"]) == (7, 2.5, split)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_flag_of_local_checkpoints_is_ignored_aloud(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: bool
+) -> None:
+    train(tmp_path / "run", num_epochs=0.125, local_ckpt=given)
+    said = says("local_ckpt-ignored-rank-0-saves").search(capsys.readouterr().out)
+    assert (said is not None) == given

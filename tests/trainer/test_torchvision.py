@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.trainer import checkpoint, interface
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import ExportedNetwork, Interface
@@ -163,6 +163,12 @@ def test_exporting_networks_unknown_to_torchvision_is_refused(
 
     assert (result.code, result.out) == (2, "")
     assert said.search(result.err)
+
+
+def test_unknown_variables_of_layers_are_refused() -> None:
+    arrays = {"conv1/kernal": np.zeros((1, 1), np.float32)}
+    with pytest.raises(DataDamagedError, match=says("checkpoint-not-variable-layer", "kernal")):
+        interface.tensors({"model": "resnet18", "framework": "tensorflow"}, arrays)
 
 
 def test_an_export_replaces_only_files_of_safetensors(tmp_path: Path) -> None:

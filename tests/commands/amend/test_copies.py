@@ -12,6 +12,7 @@ import pytest
 
 from imagenet_prep import verbs
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.preparation.additions import sentences
 from tests.kit import command, layouts
 from tests.kit.amended import rows
 from tests.kit.limits import Limits
@@ -220,6 +221,8 @@ def test_readmitted_copy_has_the_class_of_its_folder(
     out = tmp_path / "3"
     added = verbs.amend(tmp_path / "2", out, add=tmp_path / "new", readmit=True)["amended"]["add"]
     assert added["relabelled"] == (given and is_corrected)
+    said = says("added-class-relabel-gave-them", "cat/2.jpg").search("\n".join(sentences(added)))
+    assert (said is not None) == (given and is_corrected)
     found = rows(out, "train")
     assert {key: int(found[key][1]) for key in new} == new
 

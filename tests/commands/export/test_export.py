@@ -168,6 +168,12 @@ def test_invalid_requests_are_refused(prepared: Path, tmp_path: Path) -> None:
         UsageError, match=says("only-used", ..., "--allow-empty-class", "--to folder")
     ):
         export.run([str(prepared), "--to", "tfds", "--out", "x", "--allow-empty-class"])
+    with pytest.raises(UsageError, match=says("torch-needs-local-folder-run", "s3://bucket/run")):
+        export.run(["s3://bucket/run", "--out", str(tmp_path / "x"), "--to", "torch"])
+    for name in ("file_name", "FILE_NAME"):
+        words = ["--to", "folder", "--out", str(tmp_path / "x"), "--columns", name]
+        with pytest.raises(UsageError, match=says("columns-metadata.jsonl-own", name)):
+            export.run([str(prepared), *words])
 
 
 @pytest.mark.parametrize("to", ["parquet", "folder"])

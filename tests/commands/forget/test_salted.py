@@ -71,6 +71,8 @@ def test_forgotten_line_has_the_documented_digests(dataset: Path, tmp_path: Path
     shown = json.loads(done("show", dataset, "--key", KEY, "--json").out)
     forget(dataset, tmp_path / "new", KEY)
 
+    again = forget(tmp_path / "new", tmp_path / "again", KEY)
+    assert says("images-forgotten-before", "1 key").search(again.out)
     (line,) = lines(tmp_path / "new")
     salt = line.pop("salt")
     assert len(bytes.fromhex(salt)) == 16
@@ -268,6 +270,8 @@ def test_wrong_requests_write_nothing(dataset: Path, tmp_path: Path) -> None:
     write(tmp_path / "text.jpg", b"no image")
     refused = done("forget", dataset, "--image", tmp_path / "text.jpg", "--out", new, code=2)
     assert says("image-cannot-decoded-compare-only", str(tmp_path / "text.jpg")).search(refused.err)
+    gone = done("forget", dataset, "--image", tmp_path / "gone.jpg", "--out", new, code=2)
+    assert says("image-cannot-read", str(tmp_path / "gone.jpg")).search(gone.err)
     write(tmp_path / "other.jpg", image(99))
     words = ("forget", dataset, "--image", tmp_path / "other.jpg", "--exact", "--out", new)
     absent = done(*words, code=1)

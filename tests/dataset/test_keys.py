@@ -192,3 +192,9 @@ def test_key_of_tildes_takes_linear_time() -> None:
 
     assert keys.without_number(f"a/{tildes}.jpg") == f"a/{tildes}.jpg"
     assert keys.without_number(f"a/b{tildes}7.jpg") == "a/b.jpg"
+
+
+@pytest.mark.parametrize(("key", "is_text"), [("a/ä.jpg", True), ("a/\udce4.jpg", False)])
+def test_key_is_unicode_text(key: str, is_text: bool) -> None:
+    """Names of files can have any bytes."""
+    assert (keys.problem(key) is None) == is_text

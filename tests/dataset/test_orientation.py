@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.dataset.jpeg import Tags
 from imagenet_prep.dataset.member import Boxes
@@ -249,3 +250,16 @@ def test_damaged_blocks_cause_no_error() -> None:
             data = plain[:2] + segment + plain[2:]
             if (tags := found(data)) is not None:
                 assert len(jpeg.changed(data, tags)) == len(data)
+
+
+def test_endless_orientations_are_refused() -> None:
+    turned = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    for number, is_refused in ((10_000, False), (10_001, True)):
+        block = b"II*\0" + struct.pack("<IH", 8, number) + turned * number
+        if is_refused:
+            with pytest.raises(BadImageError):
+                jpeg.of_exif(block)
+            continue
+        tags = jpeg.of_exif(block)
+        assert tags is not None
+        assert len(tags.entries) == number

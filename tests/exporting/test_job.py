@@ -216,3 +216,18 @@ def test_damaged_receipt_belongs_to_no_finished_export(
     store.write("export.json", content)
 
     assert asked(source, store).finished() == {}
+
+
+class Marked(LocalStore):
+    """A folder as a bucket, in which no lock stops another run from writing its mark first."""
+
+    def write_if_absent(self, name: str, data: bytes) -> bytes:
+        return super().write_if_absent(name, b"of another run" if data else data)
+
+
+def test_mark_written_by_another_run_is_respected(tmp_path: Path, source: ExportSource) -> None:
+    store = Marked(tmp_path / "out")
+    with pytest.raises(UsageError, match=r"has a different export"):
+        job.run(asked(source, store))
+    assert store.read(".work/export") == b"of another run"
+    assert store.size("train-000000.tar") is None

@@ -13,7 +13,7 @@ from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.member import Member, dump_member
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member, dump_member
 from imagenet_prep.preparation.tasks import (
     PLAN_FOLDER,
     HashedArchive,
@@ -21,6 +21,7 @@ from imagenet_prep.preparation.tasks import (
     IndexWork,
     ShardTask,
     WriteWork,
+    hash_of,
     plan_name,
 )
 from imagenet_prep.preparation.writing import PrepareWork
@@ -125,3 +126,13 @@ def test_full_disk_leaves_no_unpacked_files(tmp_path: Path, number: int) -> None
         with pytest.raises(IncompleteError, match="No space left on device"):
             index(IndexTask("train-0", "train", "pack"))
         assert store.names(TEMPORARY) == []
+
+
+def test_only_readable_images_have_a_hash() -> None:
+    """A larger one would be read into memory."""
+    data = plain(0)
+    images = MemberReader(Archive(data))
+    member = Member("a.jpg", "a.tar", 0, len(data), 0)
+    assert hash_of(member, images) == hashlib.sha256(data).hexdigest()
+    large = member._replace(size=MAX_IMAGE_BYTES + 1)
+    assert hash_of(large, images) == ""

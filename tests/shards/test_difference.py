@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.shards import difference
 from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
@@ -63,3 +66,25 @@ def test_equal_tables_with_permuted_classes_differ_in_labels(root: Path) -> None
     found = list(differences(a, b, ["train"]))
     assert {each.key for each in found} == {f"{wnid(n % 5)}/{n}.JPEG" for n in (1, 3, 6, 8)}
     assert {*itertools.chain(*(each.kinds for each in found))} == {"other_label"}
+
+
+@pytest.mark.parametrize("most", [1, 2, 1000])
+def test_key_in_a_common_and_a_new_table_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Keys are searched in the common tables after each `most` of them."""
+    monkeypatch.setattr(difference, "_MOST_KEYS", most)
+    image = picture(0, plain(0))._replace(filename="0.JPEG")
+    others = [picture(0, plain(n))._replace(filename=f"{n}.JPEG") for n in range(1, 5)]
+    repeated = [*others[1:], image]
+    for name, second in (("a", others[:1]), ("b", repeated)):
+        write_dataset(tmp_path / name, {"train": [[image], second]}, num_classes=1)
+        made = add_tables(tmp_path / name)
+        train = made.splits["train"]
+        counted = replace(train, examples_per_class=[train.examples])
+        claim = replace(made, splits={"train": counted}).dumps()
+        (tmp_path / name / schema.MANIFEST).write_bytes(claim)
+    a, b = opened(tmp_path / "a", tmp_path / "b")
+    assert len(common_tables(a, b, "train")) == 1
+    with pytest.raises(DataDamagedError, match=says("line-same-key-different-line")):
+        list(differences(a, b, ["train"]))

@@ -160,3 +160,11 @@ def test_classes_without_images_of_a_split_are_named() -> None:
     (line,) = (each for each in text_of(dataset).splitlines() if "n2" in each)
     assert line.startswith("validation: ")
     assert "n3" not in text_of(dataset)
+
+
+def test_summary_names_the_page_of_the_run() -> None:
+    summary = commit.summarise("x", committed(official=False), [], 1.0)
+    without = commit.render(summary)
+    assert commit.render({**summary, "report": "/a/page.html"}) == (
+        f"{without}\nreport: /a/page.html"
+    )

@@ -227,3 +227,29 @@ def test_operations_of_a_pickle_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cifar_mnist, "_MAX_OPERATIONS", count - 1)
     with pytest.raises(ValueError, match=says("more-operations")):
         cifar_mnist.loads(data)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        None,
+        (b"cat",) * 10,
+        [b"cat%d" % n for n in range(9)],
+        [b"cat%d" % n for n in range(11)],
+        [*[b"cat%d" % n for n in range(9)], 9],
+        [*[b"cat%d" % n for n in range(9)], b"c" * 10_000],
+    ],
+    ids=["none", "tuple", "nine", "eleven", "number", "long"],
+)
+def test_list_of_class_names_has_ten_names(root: Path, names: object) -> None:
+    batch(root, "batches.meta").write_bytes(pickle.dumps({b"label_names": names}, protocol=2))
+    with pytest.raises(SourceError, match=r"batches\.meta"):
+        find(root)
+
+
+@pytest.mark.parametrize("data", [{1: 2}, {b"x" * 10_000: 2}], ids=["number", "long"])
+def test_names_in_a_pickle_are_short_texts(root: Path, data: object) -> None:
+    batch(root).write_bytes(pickle.dumps(data, protocol=2))
+    source = find(root)
+    with pytest.raises(SourceError, match=r"data_batch_1"):
+        list(source.images(source.index_tasks("train")[0]))

@@ -185,3 +185,9 @@ def test_checksums_of_files_in_zips_are_verified(tmp_path: Path) -> None:
     path.write_bytes(packed.replace(crc, bytes(4)))
     with pytest.raises(SourceError, match=says("cannot-read-2", path)):
         [*containers.contents(path, lambda _: 20_000)]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 512, 700, 1024])
+def test_bytes_without_a_header_name_no_file(num_bytes: int) -> None:
+    assert containers.file_behind(bytes(num_bytes), "a.tar", 2048) is None
+    assert containers.file_behind(b"x" * num_bytes, "a.tar", 2048) is None

@@ -526,3 +526,16 @@ def test_list_of_labels_is_found_near_its_images(tmp_path: Path, place: str) -> 
     )
     source = folder.find(root, ["train", "validation"])
     assert [member.class_index for member in members(source, "validation")] == [1]
+
+
+def test_folder_of_unsupported_photographs_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "cat/a.jpg", b"cat")
+    write(tmp_path / "dog/b.jxl", b"\xff\x0a")
+    source = folder.find(tmp_path, ["train"])
+    with pytest.raises(
+        UsageError, match=says("holds-only-photographs-unsupported-formats", "dog", "1 JPEG XL")
+    ):
+        members(source, "train")
+    write(tmp_path / "dog/c.jpg", b"dog")
+    # The other photograph will be quarantined.
+    assert len(members(folder.find(tmp_path, ["train"]), "train")) == 3

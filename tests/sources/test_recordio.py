@@ -263,3 +263,11 @@ def test_lists_of_missing_record_files_are_named(tmp_path: Path) -> None:
     assert recordio.find(tmp_path, ["train"]).count_problems("train", [1, 1]) == [
         "train has no .rec file of train_2.lst"
     ]
+
+
+@pytest.mark.parametrize("lines", [b"", b"\n \n"])
+def test_list_of_no_class_is_refused(tmp_path: Path, lines: bytes) -> None:
+    write_recordio(tmp_path / "train.rec", [(0, "", b"a")], lists=False)
+    write(tmp_path / "synset.txt", lines)
+    with pytest.raises(SourceError, match=says("classes-expected-1", "synset.txt", 0)):
+        recordio.find(tmp_path, ["train"])

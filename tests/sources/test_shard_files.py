@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import re
 from collections.abc import Callable, Iterator
@@ -355,6 +356,34 @@ def test_shard_without_records_is_damaged(tmp_path: Path) -> None:
     [shard] = shard_files.find(store).splits["train"]
     with pytest.raises(DataDamagedError, match=says("holds-no-record", SHARD)):
         list(entries(store, shard))
+
+
+def test_compressed_shard_is_named_with_its_remedy(tmp_path: Path) -> None:
+    shard = written(tmp_path, foreign.slim)
+    path = tmp_path / shard.path
+    store = LocalStore(tmp_path)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    [shard] = shard_files.find(store).splits["train"]
+    remedy = says("compressed-gzip-unpack-first", SHARD)
+    with pytest.raises(DataDamagedError, match=remedy):
+        list(entries(store, shard))
+    path.write_bytes(bytes(100))
+    [shard] = shard_files.find(store).splits["train"]
+    with pytest.raises(DataDamagedError) as damage:
+        list(entries(store, shard))
+    assert not remedy.search(str(damage.value))
+
+
+@pytest.mark.parametrize("wnid", ["", "n01440764"])
+@pytest.mark.parametrize("words", ["", " ", "a fish"])
+def test_record_needs_a_name_of_its_class(wnid: str, words: str) -> None:
+    image = foreign.Image("train", "n01440764/a.JPEG", wnid, words, b"1", 4, 3)
+    payload = foreign.encode(foreign.slim(image, 1))
+    if wnid or words.strip():
+        assert shard_files.parse(payload).name == (wnid or "a_fish")
+        return
+    with pytest.raises(DataDamagedError, match=says("neither-nor-names-class")):
+        shard_files.parse(payload)
 
 
 @given(st.binary(max_size=300))

@@ -423,6 +423,23 @@ def test_damaged_list_of_tars_is_refused(tmp_path: Path, content: bytes) -> None
     refused(tmp_path, r"_info\.json: .*Get it again")
 
 
+def test_class_of_the_list_is_unique(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 0))
+    info = json.loads(info_of(train=[1]))
+    info["classes"] = [["n1", "cat"], ["n2", "cat"]]
+    write(tmp_path / "_info.json", json.dumps(info).encode())
+    assert found(tmp_path).classes.wnids == ("n1", "n2")
+    info["classes"] = [["n1", "cat"], ["n1", "dog"]]
+    write(tmp_path / "_info.json", json.dumps(info).encode())
+    refused(tmp_path, says("lists-class-twice-export-dataset", tmp_path / "_info.json"))
+
+
+def test_tar_without_images_is_named(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 0))
+    wds(tmp_path, [], name="train-0001.tar")
+    refused(tmp_path, says("holds-no-sample-image-get", "train-0001.tar"))
+
+
 @pytest.mark.parametrize("names", [["../a.tar"], ["train-0000.tar", "../a.tar"], ["/a.tar"]])
 def test_list_of_tars_outside_is_refused(tmp_path: Path, names: list[str]) -> None:
     wds(tmp_path, sample("a", 0))

@@ -24,7 +24,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage import folder
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.remote import AbsentError, Stat
 from tests.kit.bounds import limited_memory
 from tests.kit.dataset import all_files
 from tests.kit.messages import says
@@ -684,3 +684,16 @@ def test_folders_are_kept_open_up_to_a_limit(
         assert len(os.listdir("/proc/self/fd")) <= before + 2
 
     assert store.names("a") == ["x"]
+
+
+@pytest.mark.parametrize(("code", "error"), [(errno.ENOENT, AbsentError), (errno.EIO, StoreError)])
+def test_only_absent_files_are_called_absent(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError]
+) -> None:
+    def fail(_: Path, **__: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    with pytest.raises(StoreError, match=os.strerror(code)) as raised:
+        store.stat("a")
+    assert type(raised.value) is error

@@ -420,3 +420,13 @@ def test_pipe_in_place_of_file_is_refused(tmp_path: Path, kind: str) -> None:
         flags = os.O_WRONLY | os.O_NONBLOCK
         with pytest.raises(StoreError, match=says("file-folder-above-link-wrong", tmp_path / "a")):
             open_inside(tmp_path, "a", flags)
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """An eventfd refuses to read less than 8 bytes."""
+    path = tmp_path / "file"
+    with (
+        local_file.ReadableFile(os.eventfd(1), path) as file,
+        pytest.raises(StoreError, match=f"cannot read {path}: Invalid argument"),
+    ):
+        file.readinto(memoryview(bytearray(1)))

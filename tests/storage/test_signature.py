@@ -424,3 +424,11 @@ def test_each_identity_of_a_key_is_tried(place: Path) -> None:
         f'git@example.org namespaces="git" {public}lab@example.org {public}'
     )
     assert signer(place) == "lab@example.org"
+
+
+def test_missing_program_for_signatures_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=says("signers-needs-ssh-keygen-openssh-8.2")):
+        signer(place)

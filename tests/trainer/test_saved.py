@@ -81,6 +81,9 @@ def test_a_damaged_checkpoint_is_left_to_rank_0(
 
     assert settings_of(str(tmp_path / "run"), World())["model"] == "tiny"
     assert (tmp_path / "run" / checkpoint.name(last)).exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / checkpoint.name(1)).write_bytes(b"not a checkpoint")
+    assert settings_of(str(tmp_path / "other"), World()) == {}
     config, _ = evaluated(tmp_path / "run")
     assert config.image_size == 16
     assert not (tmp_path / "run" / checkpoint.name(last)).exists()

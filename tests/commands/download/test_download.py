@@ -130,6 +130,28 @@ def test_real_labels_are_verified_and_wrong_ones_refused(
     assert archives(tmp_path) == {"real.json": data}
 
 
+@pytest.mark.parametrize("flags", [[], ["--allow-other"]])
+def test_empty_file_is_no_archive(tmp_path: Path, flags: list[str]) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from/real.json").touch()
+    into = tmp_path / "into"
+    words = ["--into", str(into), "--base-url", str(tmp_path / "from"), "--what", "real"]
+    with pytest.raises(StoreError, match=says("file-empty-choose-different-base-url")):
+        download.run([*words, *flags])
+    assert not into.exists() or archives(into) == {}
+
+
+def test_existing_archive_of_wrong_size_is_refused(tmp_path: Path, official: Official) -> None:
+    data = b"[[1], []]"
+    official({"real.json": data})
+    (tmp_path / "real.json").write_bytes(data[:-1])
+    words = ["--into", str(tmp_path), "--base-url", "http://localhost:9", "--what", "real"]
+    wanted = says("bytes-expected-unfinished-download-different", "real.json", 8, 9)
+    with pytest.raises(SourceError, match=wanted):
+        download.run(words)
+    assert archives(tmp_path) == {"real.json": data[:-1]}
+
+
 def test_mnist_files_are_compared_with_published_checksums(tmp_path: Path) -> None:
     files = {archive.name: archive.name.encode() * 9 for archive in published.MNIST}
     with serve(files) as server:

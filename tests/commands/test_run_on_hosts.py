@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import run_on_hosts
-from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from tests.kit.messages import says
 
 HERE = "localhost"
@@ -39,3 +39,17 @@ def test_only_exit_code_0_is_success(
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:2] == [HERE, code]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ([], "no-command-write-after-example"),
+        (["--show-keys", "--", "df"], "show-keys-runs-no-command-remove"),
+        (["--show-keys"], "lists-only-host-needs-no"),
+    ],
+)
+def test_keys_and_commands_exclude_each_other(tmp_path: Path, words: list[str], key: str) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=1\n")
+    with pytest.raises(UsageError, match=says(key)):
+        run_on_hosts.run([str(tmp_path / "hosts"), *words])

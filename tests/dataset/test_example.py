@@ -18,6 +18,7 @@ from imagenet_prep.dataset import example, protobuf, schema
 from imagenet_prep.dataset.class_list import FALL11
 from imagenet_prep.dataset.example import MOST, Boxes, GivenUpError, ImageExample, ShardProblems
 from tests.kit.messages import says
+from tests.kit.tfrecords import picture, plain
 
 relative = st.floats(0, 1, width=32)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -436,3 +437,14 @@ def test_shard_is_abandoned_after_its_thousandth_problem() -> None:
         "the last",
         "a: checking stopped after 1,000 problems: there may be more",
     ]
+
+
+def test_size_of_a_refused_jpeg_is_not_changed() -> None:
+    """It is reported with the other damage of its record."""
+    sound = picture(0, plain(0))._replace(width=1, height=1)
+    true = example.with_true_size(sound)
+    assert (true.width, true.height) != (1, 1)
+    place = sound.encoded.index(b"\xff\xc0") + 5
+    bomb = sound.encoded[:place] + b"\xff\xff\xff\xff" + sound.encoded[place + 4 :]
+    refused = sound._replace(encoded=bomb)
+    assert example.with_true_size(refused) == refused

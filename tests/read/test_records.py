@@ -11,6 +11,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, manifest, schema
+from imagenet_prep.read import records
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -76,3 +77,18 @@ def test_file_of_a_different_size_is_named(root: Path, name: str, change: int) -
         DataDamagedError, match=says("bytes-instead", name, len(data) + change, len(data))
     ):
         open_records(open_dataset(LocalStore(root)), "train")
+
+
+def test_impossible_number_of_examples_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset(LocalStore(root))
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.np, "zeros", fail)
+        wanted = says("not-enough-memory-positions-number", root, "3 examples", "train")
+        with pytest.raises(StoreError, match=wanted):
+            records.Records(dataset, "train")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import samples
 from imagenet_prep.matching import find
 from imagenet_prep.read import make_dataset
@@ -660,3 +661,11 @@ def test_buckets_are_searched(dataset: Path, prefix: str, searched: Search, s3: 
         "export": [f"{prefix}/exports/tars"],
     }
     assert found.problems == []
+
+
+def test_problems_name_their_folder_once(dataset: Path) -> None:
+    search = TraceSearch(open_dataset(str(dataset)), {}, [], "NEW")
+    for message in ("damaged", "damaged", "/a/b: missing"):
+        with search._problems_of("/a"):
+            raise DataDamagedError(message)
+    assert search.problems == ["/a: damaged", "/a/b: missing"]

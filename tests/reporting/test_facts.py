@@ -400,3 +400,16 @@ def test_classes_are_named_by_wnid_and_words(
     found = gathered(small)
     found.classes = [name]
     assert found.words(0) == words
+
+
+def test_forgotten_images_have_no_class(small: tuple[Path, Manifest]) -> None:
+    found = gathered(small)
+    assert found.class_name(schema.NO_CLASS) == ("", "")
+    assert found.class_name(0) == found.classes[0]
+
+
+@pytest.mark.parametrize("size", [0, 15])
+def test_records_have_at_least_their_framing(small: tuple[Path, Manifest], size: int) -> None:
+    shard = small[1].splits["train"].shards[0].name
+    with pytest.raises(DataDamagedError, match="too few"):
+        sample.read(gathered(small), sample.ShownRecord(shard, 0, f"0 {size}"))

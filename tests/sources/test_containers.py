@@ -191,3 +191,15 @@ def test_checksums_of_files_in_zips_are_verified(tmp_path: Path) -> None:
 def test_bytes_without_a_header_name_no_file(num_bytes: int) -> None:
     assert containers.file_behind(bytes(num_bytes), "a.tar", 2048) is None
     assert containers.file_behind(b"x" * num_bytes, "a.tar", 2048) is None
+
+
+def test_header_without_its_name_names_no_file() -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("long/" * 100))
+    headers = buffer.getvalue()
+    found = containers.file_behind(headers[:1536], "a.tar", 1536)
+    assert found is not None
+    assert found.name.startswith("long/long/")
+    for num_bytes in (512, 1024):
+        assert containers.file_behind(headers[:num_bytes], "a.tar", num_bytes) is None

@@ -149,3 +149,26 @@ def test_each_limit_of_a_header_is_exact(
     check(descriptor, [page(f9=within)])
     with pytest.raises(ValueError, match=why):
         check(descriptor, [page(f9=beyond)])
+
+
+@pytest.mark.parametrize(
+    ("number", "is_valid"),
+    [("f9", True), ("f32767", True), ("f03", False), ("f0", False), ("f32768", False)],
+)
+def test_each_field_of_a_header_has_its_number(
+    descriptor: int, number: str, is_valid: bool
+) -> None:
+    """The library would use a different value of a repeated field than this program."""
+    column = [page(**{number: integer(0)})]
+    if is_valid:
+        check(descriptor, column)
+        return
+    with pytest.raises(ValueError, match=r"repeated or out of bounds"):
+        check(descriptor, column)
+
+
+def test_number_of_pages_is_limited(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MAX_PAGES", 3)
+    check(descriptor, [page(unpacked=1)] * 2)
+    with pytest.raises(ValueError, match=r"more than 3 pages"):
+        check(descriptor, [page(unpacked=1)] * 4)

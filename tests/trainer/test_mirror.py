@@ -290,6 +290,13 @@ def test_errors_of_the_upload_thread_are_raised(
         copy.close()
 
 
+def test_evaluation_of_an_empty_mirror_is_refused(
+    train_by_numpy: Train, tmp_path: Path, prefix: str
+) -> None:
+    with pytest.raises(UsageError, match=says("no-checkpoint-evaluate-train-first")):
+        train_by_numpy(tmp_path / "run", mirror=prefix, evaluate=True)
+
+
 def test_only_mirror_takes_a_bucket() -> None:
     with pytest.raises(ValueError, match="--log-dir s3://b/run: expected a local path; --mirror"):
         TrainConfig(synthetic=True, log_dir="s3://b/run")

@@ -6,15 +6,18 @@ import csv
 import importlib
 import math
 import shutil
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.samples import Difference, StoredImage
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.shards.difference import differences, splits_that_differ
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -144,3 +147,20 @@ def test_psnr_follows_its_definition() -> None:
 
     assert sample.psnr(one, other) == pytest.approx(20 * math.log10(255 / 10))
     assert sample.psnr(one, one) is None
+
+
+def test_shown_differences_are_drawn_from_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = importlib.import_module("imagenet_prep.reporting.compare")
+    monkeypatch.setattr(compare, "_shown", lambda _, drawn: [each.key for each in drawn])
+    monkeypatch.setattr(compare, "_match_all", lambda *_: None)
+    one: Any = SimpleNamespace(examples=500)
+    image = StoredImage("n1", 1, 1, "0" * 64, "shard", 0)
+    lost = [Difference("train", f"{number:03}", image, None) for number in range(300)]
+    seen: Counter[str] = Counter()
+    for seed in range(200):
+        found = compare.compare(one, one, lost, seed)
+        assert (found.same, found.counts["only_in_a"]) == (200, 300)
+        assert len({*found.missing[0]}) == len(found.missing[0]) == 12
+        seen.update(key[0] for key in found.missing[0])
+    # 2,400 draws from three thirds of the keys.
+    assert min(seen[third] for third in "012") > 650

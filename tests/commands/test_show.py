@@ -29,6 +29,7 @@ from tests.kit.faults import cut
 from tests.kit.foreign_datasets import ForeignDataset, foreign_dataset, mini, stored
 from tests.kit.messages import says, wording
 from tests.kit.photographs import photograph
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 __all__ = ["foreign_dataset", "mini", "stored"]
 
@@ -479,3 +480,18 @@ def test_bucket_without_a_dataset_is_named(prefix: str, s3: Any, end: str) -> No
     result = command.run("show", bucket + end, env=s3.environment)
     assert result.code == 2, result
     assert says("not-dataset-imagenet-prep-no-make").search(result.err)
+
+
+def test_key_without_tables_has_no_source(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "set", {"train": [[picture(0, plain(0))]]}, num_classes=1)
+    (key,) = command.run("show", tmp_path / "set", "--keys").out.splitlines()
+    shown = command.run("show", tmp_path / "set", "--key", key, "--json")
+    assert (shown.code, shown.json["key"], "source" in shown.json) == (0, key, False)
+    assert open_catalogue(tmp_path / "set", key) is None
+
+
+def open_catalogue(root: Path, key: str) -> Any:
+    """Returns the line of an image in its table of samples."""
+    found = catalogue.Catalogue(open_dataset(str(root)), ("train",))
+    (entry,) = (entry for entry in found.entries() if entry.key == key)
+    return found.sample(entry)

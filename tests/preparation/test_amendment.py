@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from imagenet_prep.codec.planes import CodecUnavailableError
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, ManifestError, UsageError
-from imagenet_prep.dataset import example, record_files, schema, tfds
+from imagenet_prep.dataset import column, example, record_files, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import ManifestSource, Producer
 from imagenet_prep.dataset.member import Incident
@@ -494,3 +496,30 @@ def test_versions_stay_on_the_storage_of_the_dataset(tmp_path: Path, is_bucket: 
         choice = "a prefix on the same server"
     with pytest.raises(UsageError, match=says("out-result-must-same-storage", ..., ..., choice)):
         amendment.refuse(dataset, out)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_column_with_too_many_rows_is_not_carried(tmp_path: Path, more: int) -> None:
+    """Its sha256 is that of column.json, so only the number of rows is wrong."""
+    dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
+    texts = Column("words", column.TEXT, (), "made", column_version=2)
+    by_split = {}
+    for name, split in dataset.manifest.splits.items():
+        rows = []
+        for shard in split.shards:
+            data = texts.empty_row * (shard.examples + more)
+            path = tmp_path / "set" / column.file_name("words", shard.name, column.ENDINGS[1])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            sha256 = hashlib.sha256(data).hexdigest()
+            given = (shard.name, shard.examples, len(data), sha256, shard.samples_sha256)
+            rows.append(ColumnFile(*given))
+        by_split[name] = rows
+    texts = replace(texts, splits=by_split)
+    (tmp_path / "set" / column.record_name("words")).write_bytes(texts.dumps())
+    excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
+    if not more:
+        amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
+        return
+    with pytest.raises(DataDamagedError, match="has more rows than column.json says"):
+        amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))

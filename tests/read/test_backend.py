@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,19 @@ def test_cache_of_a_local_dataset_is_refused(colours: Path, flag: str) -> None:
     value = {"cache_dir": "cache", "cache_gb": 1}[flag]
     with pytest.raises(UsageError, match=says("folder-cache_dir-cache_gb-need-remote", colours)):
         reader_of(colours, "train", 4, "native", **{flag: value})
+
+
+def test_native_backend_has_no_gpu() -> None:
+    config = ReadConfig("set", "train", 4, backend="native", device="gpu")
+    with pytest.raises(UsageError, match=says("backend-native-decodes-cpu-device")):
+        backend.refuse_contradictions(config)
+    backend.refuse_contradictions(ReadConfig("set", "train", 4, backend="native"))
+
+
+def test_numpy_needs_a_package_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the bits would look like whole numbers."""
+    bits = np.array([0x3F80], np.uint16)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(UsageError, match=says("numpy-no-bfloat16-pip-install")):
+        backend._to_numpy(bits, bits=True)
+    assert backend._to_numpy(bits, bits=False) is bits

@@ -6,12 +6,18 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.removal.folders import SearchedFolders, hard_links_elsewhere, is_below
+from imagenet_prep.removal import folders
+from imagenet_prep.removal.folders import (
+    Folder,
+    SearchedFolders,
+    hard_links_elsewhere,
+    is_below,
+)
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit.layouts import write
 from tests.kit.messages import says
 
@@ -58,13 +64,13 @@ def test_bind_mount_is_no_second_folder(
     """Its advice could be to delete one of the two paths of the only copy."""
     write(tmp_path / "data/set/a.bin", b"a")
     write(tmp_path / "mount/a.bin", b"a")
-    stat = Path.stat
-    first = stat(tmp_path / "data/set")
+    identity = folders._identity
 
-    def mounted(path: Path, **how: Any) -> os.stat_result:
-        return first if path == tmp_path / "mount" else stat(path, **how)
+    def mounted(folder: Folder) -> object:
+        is_second = folder.where == str(tmp_path / "mount")
+        return identity(Folder(LocalStore(tmp_path / "data/set"), {}) if is_second else folder)
 
-    monkeypatch.setattr(Path, "stat", mounted)
+    monkeypatch.setattr(folders, "_identity", mounted)
     list(found.add(str(tmp_path / "data")))
     assert list(found.add(str(tmp_path / "mount"))) == []
     assert str(tmp_path / "mount") not in found.by_place
@@ -154,13 +160,13 @@ def test_unfinished_work_is_found(
         else:
             write(path, b"x")
     write(tmp_path / "dataset/dataset.json", b"{}")
-    folders = {Path(folder.where).name: folder for folder in found.add(str(tmp_path))}
+    by_name = {Path(folder.where).name: folder for folder in found.add(str(tmp_path))}
 
     top = f".work/{name.partition('/')[0]}"
-    assert folders["plain"].unfinished() == [top] * in_folder
-    assert folders["dataset"].unfinished() == [top] * in_dataset
+    assert by_name["plain"].unfinished() == [top] * in_folder
+    assert by_name["dataset"].unfinished() == [top] * in_dataset
     hashes = ["hashes-0123"] * name.startswith("hashes-")
-    assert folders["plain"].hashes() == hashes
+    assert by_name["plain"].hashes() == hashes
 
 
 def test_parts_of_a_dataset_are_no_folders(found: SearchedFolders, tmp_path: Path) -> None:

@@ -476,9 +476,9 @@ def test_each_line_ends_with_its_remedy(
 
 @pytest.mark.parametrize("program", [None, "/usr/bin/ssh"])
 def test_missing_ssh_has_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str | None
+    installed: Installed, tmp_path: Path, program: str | None
 ) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _: program)
+    installed.programs(lambda _: program)
     check = found(doctor.DoctorConfig(dir=str(tmp_path)))["ssh"]
     assert check.state == ("ok" if program else "missing")
     assert bool(check.remedy) == (program is None)

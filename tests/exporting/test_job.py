@@ -227,7 +227,7 @@ class Marked(LocalStore):
 
 def test_mark_written_by_another_run_is_respected(tmp_path: Path, source: ExportSource) -> None:
     store = Marked(tmp_path / "out")
-    with pytest.raises(UsageError, match=r"has a different export"):
+    with pytest.raises(UsageError, match=says("different-export-one-started-different")):
         job.run(asked(source, store))
     assert store.read(".work/export") == b"of another run"
     assert store.size("train-000000.tar") is None

@@ -521,5 +521,5 @@ def test_column_with_too_many_rows_is_not_carried(tmp_path: Path, more: int) -> 
     if not more:
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
         return
-    with pytest.raises(DataDamagedError, match="has more rows than column.json says"):
+    with pytest.raises(DataDamagedError, match=says("more-rows-column.json-says")):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))

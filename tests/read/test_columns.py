@@ -571,16 +571,6 @@ def test_tensorflow_gets_tensors(damaged: Path, tf: Any) -> None:
     assert tf.cast(bits, tf.float32).numpy().tolist() == [[1.0] * 2] * 8
 
 
-def test_column_truncated_while_open_is_damage(copy: Path) -> None:
-    fields = ("number", f"column:{NAME}")
-    reader = reader_of(copy, "train", NUM_TRAIN, "native", fields=fields)
-    next(iter(reader))
-    for path in (copy / column.folder_name(NAME)).glob("train-*"):
-        os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(DataDamagedError, match=says("ends-before-row-truncated-after")):
-        next(iter(reader))
-
-
 def test_truncated_files_are_written_again(marked: Path, damaged: Path) -> None:
     with begin(damaged) as writer:
         for batch in writer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -18,13 +19,22 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import faults
+from tests.kit.columns import make_column
 from tests.kit.hostile import images
 from tests.kit.messages import says
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, offsets, on_backends
+from tests.kit.reading import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    SHARD,
+    TRAIN,
+    flip,
+    offsets,
+    on_backends,
+)
 from tests.kit.tfrecords import numbers_of, picture, plain, wnid, write_dataset
 
 # The examples of that shard follow those of the first one.
@@ -492,3 +502,15 @@ def test_masked_image_is_grey_and_finite(damaged: Path, backend: str) -> None:
     assert all(np.isfinite(batch["images"]).all() for batch in batches)
     (masked,) = [b["images"][~b["mask"]][0] for b in batches if not b["mask"].all()]
     assert np.ptp(masked, axis=(0, 1)).max() < 0.02
+
+
+def test_column_truncated_while_open_is_damage(colours: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(colours, tmp_path / "set"))
+    make_column(root, "latents")
+    fields = ("number", "column:latents")
+    reader = reader_of(root, "native", fields=fields)
+    next(iter(reader))
+    for path in (root / column.folder_name("latents")).glob("train-*"):
+        os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(DataDamagedError, match=says("ends-before-row-truncated-after")):
+        next(iter(reader))

@@ -69,7 +69,7 @@ def test_equal_tables_with_permuted_classes_differ_in_labels(root: Path) -> None
 
 
 @pytest.mark.parametrize("most", [1, 2, 1000])
-def test_key_in_a_common_and_a_new_table_is_damage(
+def test_key_in_two_tables_is_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Keys are searched in the common tables after each `most` of them."""

@@ -236,8 +236,8 @@ def test_operations_of_a_pickle_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         (b"cat",) * 10,
         [b"cat%d" % n for n in range(9)],
         [b"cat%d" % n for n in range(11)],
-        [*[b"cat%d" % n for n in range(9)], 9],
-        [*[b"cat%d" % n for n in range(9)], b"c" * 10_000],
+        [b"cat"] * 9 + [9],
+        [b"c" * 10_000] * 10,
     ],
     ids=["none", "tuple", "nine", "eleven", "number", "long"],
 )

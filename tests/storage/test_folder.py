@@ -688,12 +688,9 @@ def test_folders_are_kept_open_up_to_a_limit(
 
 @pytest.mark.parametrize(("code", "error"), [(errno.ENOENT, AbsentError), (errno.EIO, StoreError)])
 def test_only_absent_files_are_called_absent(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, error: type[StoreError]
+    store: LocalStore, system: System, code: int, error: type[StoreError]
 ) -> None:
-    def fail(_: Path, **__: object) -> NoReturn:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(Path, "stat", fail)
+    system.fails("stat", code)
     with pytest.raises(StoreError, match=os.strerror(code)) as raised:
         store.stat("a")
     assert type(raised.value) is error

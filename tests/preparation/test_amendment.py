@@ -488,12 +488,12 @@ class Bucket(LocalStore):
 def test_versions_stay_on_the_storage_of_the_dataset(tmp_path: Path, is_bucket: bool) -> None:
     dataset = made(tmp_path / "set", [])
     out: LocalStore = Bucket(tmp_path / "new")
-    choice = "a local folder"
+    choice: object = "a local folder"
     if is_bucket:
         dataset = replace(dataset, store=Bucket(tmp_path / "set"))
         amendment.refuse(dataset, out)
         out = LocalStore(tmp_path / "new")
-        choice = "a prefix on the same server"
+        choice = says("prefix-same-server")
     with pytest.raises(UsageError, match=says("out-result-must-same-storage", ..., ..., choice)):
         amendment.refuse(dataset, out)
 

@@ -508,7 +508,8 @@ def test_column_truncated_while_open_is_damage(colours: Path, tmp_path: Path) ->
     root = Path(shutil.copytree(colours, tmp_path / "set"))
     make_column(root, "latents")
     fields = ("number", "column:latents")
-    reader = reader_of(root, "native", fields=fields)
+    settings: dict[str, Any] = {"framework": "numpy", "world": World(), "fields": fields}
+    reader = make_dataset(root, "train", NUM_TRAIN, 16, backend="native", **settings)
     next(iter(reader))
     for path in (root / column.folder_name("latents")).glob("train-*"):
         os.truncate(path, path.stat().st_size - 1)

@@ -169,15 +169,24 @@ def test_unfinished_work_is_found(
     assert by_name["plain"].hashes() == hashes
 
 
+def test_odd_names_of_files_are_searched(found: SearchedFolders, tmp_path: Path) -> None:
+    names = {"a\\b", "..c", "d:e", "\n", " ", "f\\..\\g"}
+    for name in names:
+        write(tmp_path / "data" / name / name, name.encode())
+    folders_of = list(found.add(str(tmp_path / "data")))
+    contents = {folder.store.read(name) for folder in folders_of for name in folder.files}
+    assert contents == {name.encode() for name in names}
+
+
 def test_parts_of_a_dataset_are_no_folders(found: SearchedFolders, tmp_path: Path) -> None:
-    for name in (".work/a", "columns/a", "samples/a", "more/a"):
+    for name in (".work/a", "columns/a", "samples/a", "more/a", "train/a"):
         write(tmp_path / "set" / name, b"")
         write(tmp_path / "plain" / name, b"")
     write(tmp_path / "set/dataset.json", b"{}")
     list(found.add(str(tmp_path)))
     places = {str(Path(place).relative_to(tmp_path)) for place in found.by_place}
-    plain = {"plain", "plain/columns", "plain/samples", "plain/more"}
-    assert places == {".", "set", "set/more"} | plain
+    plain = {"plain", "plain/columns", "plain/samples", "plain/more", "plain/train"}
+    assert places == {".", "set", "set/more", "set/train"} | plain
 
 
 def test_hard_links_elsewhere_are_counted(tmp_path: Path, linked: Linked) -> None:

@@ -220,3 +220,20 @@ def test_additional_columns_are_written_and_not_read(tmp_path: Path) -> None:
     assert path.read_text().splitlines()[0].endswith(",p5,mine")
     assert path.read_text().splitlines()[1].endswith(',"x,y"')
     assert [*predictions.read(path, [""] * 4)] == rows
+
+
+def test_classes_precede_additional_columns(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    more = {"mine": {"a/1.JPEG": "x,y"}, "yours": {"c/1": "z"}}
+    with open(path, "w", encoding="utf-8") as stream:
+        predictions.write(stream, SAID, more, digest_of(CLASSES))
+    assert [*predictions.read(path, CLASSES)] == SAID
+    with pytest.raises(UsageError, match=says("class-indices-different-class-list", "file.csv")):
+        [*predictions.read(path, CLASSES[:-1])]
+
+
+def test_index_beyond_named_classes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    path.write_text(written().replace('jpg",1,0', 'jpg",1,5'), encoding="utf-8")
+    with pytest.raises(DataDamagedError, match=r"file\.csv: line 3 is invalid"):
+        [*predictions.read(path, CLASSES)]

@@ -11,6 +11,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, recordio
+from imagenet_prep.sources.source import Source
 from tests.kit.bounds import limited_memory
 from tests.kit.layouts import write, write_recordio
 from tests.kit.limits import Limits
@@ -263,6 +264,16 @@ def test_lists_of_missing_record_files_are_named(tmp_path: Path) -> None:
     assert recordio.find(tmp_path, ["train"]).count_problems("train", [1, 1]) == [
         "train has no .rec file of train_2.lst"
     ]
+
+
+def test_published_counts_are_compared_besides_missing_files(tmp_path: Path) -> None:
+    for number in (0, 2):
+        write_recordio(tmp_path / f"train_{number}.rec", ROWS)
+    source = recordio.find(tmp_path, ["train"])
+    counts = [2] * len(OFFICIAL.wnids)
+    published = Source.count_problems(source, "train", counts)
+    assert published
+    assert source.count_problems("train", counts) == [*published, "train has no train_1.rec"]
 
 
 @pytest.mark.parametrize("lines", [b"", b"\n \n"])

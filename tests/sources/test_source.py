@@ -235,6 +235,7 @@ def test_lenient_lists_are_not_utf_16(tmp_path: Path, encoding: str) -> None:
         (["train-001.tar", "train-002.tar"], []),
         (["train-000.tar", "train-001.tar", "train-003.tar"], ["train-002.tar"]),
         (["a-8.tar", "a-9.tar", "a-10.tar", "a-12.tar"], ["a-11.tar"]),
+        (["a-6.tar", "a-8.tar", "a-9.tar", "a-10.tar"], ["a-7.tar"]),
         (["val-09.tar", "val-10.tar", "val-12.tar"], ["val-11.tar"]),
         (["train_0.rec", "train_2.rec", "val_0.rec", "val_1.rec"], ["train_1.rec"]),
         (["2012-train-00.tar", "2012-train-02.tar", "2013-train-00.tar"], ["2012-train-01.tar"]),

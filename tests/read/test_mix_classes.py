@@ -67,6 +67,23 @@ def test_second_mix_of_readers_has_its_classes(colours: Path, homogeneous: bool)
         assert mix.classes[class_index] == wnids[number]
 
 
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize("taken", ["high", "low"])
+def test_mix_without_one_of_its_readers_is_refused(
+    colours: Path, homogeneous: bool, taken: str
+) -> None:
+    """Only some of its batches would have the numbers of the newer mix."""
+    usual: dict[str, Any] = {"framework": "numpy", "backend": "native", "batch_size": 1}
+    usual |= {"fields": ("number", "class_index"), "world": World(), "remap": True}
+    high = make_dataset(colours, "train", classes=[30, 31, 32], **usual)
+    low = make_dataset(colours, "train", classes=[31, 4], **usual)
+    readers = {"high": high, "low": low}
+    mix = make_mix(readers, homogeneous=homogeneous)
+    make_mix({taken: readers[taken]}, homogeneous=homogeneous)
+    with pytest.raises(UsageError, match=says("newer-mix-bucketed-reader-readers")):
+        next(iter(mix))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "joined"),
     [

@@ -189,6 +189,13 @@ def test_unknown_class_index_is_refused(scenes: Path, where: str) -> None:
     assert opened(scenes, where.format(count - 1)).num_examples > 0
 
 
+@pytest.mark.parametrize("where", ["class_index != 1.5", "class_index not in (0, 2.5)"])
+def test_fraction_is_no_class_index(scenes: Path, where: str) -> None:
+    with pytest.raises(UsageError, match=says("class_index-expected-0", where.split()[-1][:3])):
+        opened(scenes, where)
+    assert {*numbers(opened(scenes, "class_index == 3.0"))} == {3}
+
+
 @pytest.mark.parametrize(
     "where",
     [

@@ -219,6 +219,25 @@ def test_sampler_begins_at_the_epoch_of_a_program(colours: Path) -> None:
         reader.sampler().set_epoch(cast("Any", 1.0))
 
 
+def test_restored_position_keeps_its_epoch(colours: Path) -> None:
+    """Lightning sets the epoch also after a restored reader, or at the start of an epoch."""
+    starts = range(0, NUM_TRAIN - BATCH + 1, BATCH)
+    reader = opened(colours, "train")
+    sampler = reader.sampler()
+    assert len(list(sampler)) == len(starts)
+    at_start = sampler.state_dict()
+    assert (at_start["epoch"], at_start["examples_read"]) == (1, 0)
+    restored = reader.sampler()
+    restored.load_state_dict(at_start)
+    restored.set_epoch(8)
+    assert list(restored) == [(1, n, 0) for n in starts]
+
+    reader.restore(at_start | {"examples_read": 2 * BATCH})
+    continued = reader.sampler()
+    continued.set_epoch(8)
+    assert list(continued) == [(1, n, 0) for n in starts[2:]]
+
+
 def test_lightning_treats_a_reader_as_an_iterable(colours: Path) -> None:
     """Lightning looks for a batch sampler in an object with a sampler, as in a DataLoader."""
     assert opened(colours, "train").batch_sampler is None

@@ -112,6 +112,31 @@ def test_unknown_or_ambiguous_class_is_refused(asked: str, said: re.Pattern[str]
         CRANES.indices([0, asked])
 
 
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("0", 0),
+        ("11", 11),
+        ("07", 7),
+        ("w3", 3),
+        ("W3", 3),
+        ("12", None),
+        ("99", None),
+        ("011", None),
+        ("9" * 5000, None),
+        ("-1", None),
+        ("+1", None),
+        ("1_1", None),
+        ("\u0663", None),
+        ("\u00b2", None),
+        ("", None),
+    ],
+)
+def test_index_is_that_of_a_class(name: str, index: int | None) -> None:
+    classes = ClassList(tuple(f"w{number}" for number in range(12)), ("",) * 12)
+    assert classes.index_of(name) == index
+
+
 def test_name_in_digits_is_read_as_a_number() -> None:
     """A class list of digits has both meanings: the name takes precedence."""
     digits = ClassList(("2", "1", "0"), ("two", "one", "zero"))

@@ -99,6 +99,19 @@ def test_forgotten_key_belongs_to_its_split(line_split: str, split: str, is_name
     assert lookup.salt_of(split, "b") == ""
 
 
+@pytest.mark.parametrize("new", ["holdout", "validation"])
+def test_forgotten_key_may_have_the_new_split(new: str) -> None:
+    """Images of train may become the holdout or the validation split."""
+    salt = "ab" * 16
+    line = f"{new}:{keys.salted(salt, 'a')}"
+    of = replace(listed(line), files={"0" * 64: ListedFile(1, line, salt)})
+    lookup = Lookup(of, ["train"], ["train"], {new: "train"})
+
+    assert lookup.lines("train", ["b", "a"]) == [0, 1]
+    assert lookup.salt_of("train", "a") == salt
+    lookup.check("here", ())
+
+
 def test_each_image_has_the_line_that_names_it() -> None:
     images = {"train": ["a", "b", "x"], "validation": ["c", "d"]}
     assert looked_up(("b", "validation:c", "train:a"), images) == {

@@ -327,8 +327,8 @@ class StoredImage(NamedTuple):
     record: int
 
 
-_STORED = ("class", "width", "height", "sha256", "shard", "record")
 # The first line of the table that `diff --out` writes.
+_STORED = ("class", "width", "height", "sha256", "shard", "record")
 DIFFERENCES = (
     "split",
     "key",

@@ -246,8 +246,6 @@ class AdditionComparison:
         self._dataset = dataset
         self._kinds: dict[_Image, _Kind] = {}
         self._lines: dict[_Image, list[Incident]] = defaultdict(list)
-        # Lines about a file that could not be decoded, with the same key and a different size.
-        self._repaired: dict[_Image, list[Incident]] = defaultdict(list)
         self._stored_as: dict[_Image, str] = {}
         manifest = dataset.manifest
         self._origins = {split: manifest.settings.origin(split) for split in manifest.splits}
@@ -310,8 +308,6 @@ class AdditionComparison:
                 if image in self._stored_as:
                     copies[member.key] = self._stored_as[image]
             replaced.update(self._lines[image])
-            if self._repaired[image] and is_usable(split, member):
-                replaced.update(self._repaired[image])
         _refuse_different(skipped[_Kind.DIFFERENT])
         return replace(
             self._add,
@@ -395,10 +391,8 @@ class AdditionComparison:
                     self._lines[image].append(line)
                     if not readmit:
                         self._note(image, _Kind.EXCLUDED)
-                elif line.action.endswith(QUARANTINED):
-                    is_same = image.member.size == line.size
-                    lines_of = self._lines if is_same else self._repaired
-                    lines_of[image].append(line)
+                elif line.action.endswith(QUARANTINED) and image.member.size == line.size:
+                    self._lines[image].append(line)
 
 
 def _refuse_different(keys: Sequence[str]) -> None:

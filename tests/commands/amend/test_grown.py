@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -77,21 +76,3 @@ def test_image_in_a_different_class_needs_relabel(tmp_path: Path) -> None:
     (tmp_path / "in/cat/1.jpg").rename(tmp_path / "in/dog/moved.jpg")
     with pytest.raises(UsageError, match=says("images-only-moved-different-class")):
         verbs.prepare(tmp_path / "in", tmp_path / "set")
-
-
-def test_repaired_photograph_is_not_quarantined(tmp_path: Path) -> None:
-    """Each image of the sources is stored, quarantined or excluded, once."""
-    photos = tmp_path / "photos"
-    write_photographs(photos, ("train", "val"), range(3))
-    good = photograph(20, 30, 5)
-    layouts.write(photos / "train/cat/late.jpg", good[:300])
-    verbs.prepare(photos, tmp_path / "set")
-    layouts.write(photos / "train/cat/late.jpg", good)
-    verbs.amend(tmp_path / "set", add=photos, out=tmp_path / "new")
-
-    assert (tmp_path / "new/quarantine.jsonl").read_text() == ""
-    manifest = json.loads((tmp_path / "new/dataset.json").read_text())
-    assert manifest["splits"]["train"]["examples"] == 7
-    assert sum(source["members"] for source in manifest["sources"]) == 13
-    assert "cat/late.jpg" in rows(tmp_path / "new", "train")
-    assert command.run("verify", tmp_path / "new").code == 0

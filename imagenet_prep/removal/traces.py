@@ -212,11 +212,6 @@ class TraceSearch:
             packed |= {folder.store.where(f"{schema.WORK}/{name}") for name in folder.hashes()}
         return sorted(packed)
 
-    def run(self) -> list[Trace]:
-        """Finds all datasets, and returns all traces; see `find` and `traces`."""
-        self.find()
-        return self.traces(self.out)
-
     def find(self) -> None:
         """Finds the datasets with the images, and all files of the images."""
         num_known = 0
@@ -317,8 +312,21 @@ class TraceSearch:
         is_new = digest not in {self.dataset.manifest.digest, *self._seen}
         self._seen.add(digest)
         self._datasets.append(dataset)
+        if self.lines and self._kind_of(dataset) != OTHER:
+            self._add_files_of_lines(dataset)
         if is_new:
             self.compare(dataset)
+
+    def _add_files_of_lines(self, dataset: Dataset) -> None:
+        """Adds the files of images that a version has forgotten, if a different version has them.
+
+        The version that has forgotten an image only knows its key.
+        """
+        for split in dataset.manifest.splits:
+            # A part of a dataset lacks the tables of the other parts.
+            for sample in itertools.chain.from_iterable(dataset.rows(dataset.shards(split))):
+                if (split, sample.key) in self.lines:
+                    self.sizes.update(sample.sizes)
 
     def _find_holders(self) -> None:
         """Searches the tables of all datasets for the hashes that are known by now."""
@@ -329,11 +337,6 @@ class TraceSearch:
 
     def _add_holder(self, dataset: Dataset) -> None:
         kind = self._kind_of(dataset)
-        if self.lines and kind != OTHER:
-            # A version that has forgotten an image knows its key, and this one may store it.
-            for image in stored_images(dataset):
-                if (image.split, image.sample.key) in self.lines:
-                    self.sizes.update(image.sizes)
         images = images_with(dataset, self.sizes)
         named = [*self._named_lines(dataset, kind)]
         if images or named:

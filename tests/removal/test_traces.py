@@ -75,10 +75,15 @@ def searched(dataset: Path) -> Search:
         opened = open_dataset(str(newest))
         sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
         made = TraceSearch(opened, sizes, [*map(str, places)], "NEW")
-        made.found = made.run()  # type: ignore[attr-defined]
+        made.found = traced(made)  # type: ignore[attr-defined]
         return made
 
     return search
+
+
+def traced(search: TraceSearch) -> list[Trace]:
+    search.find()
+    return search.traces("NEW")
 
 
 def kinds(search: Any) -> dict[str, list[str]]:
@@ -138,7 +143,7 @@ def test_each_place_is_walked_once(dataset: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(SearchedFolders, "_walk", counted)
     search = TraceSearch(open_dataset(str(dataset)), sizes, [str(world)], "NEW")
 
-    found = search.run()
+    found = traced(search)
 
     assert {trace.place for trace in found} >= {str(world / "small"), str(world.parent / "copy")}
     assert len(sizes) > 1
@@ -237,6 +242,11 @@ def test_part_is_searched_without_tables_of_others(
     found = searched(tmp_path / "parts")
     assert kinds(found) == {"replica": [*map(str, sorted(holder))]}
     assert found.problems == []
+    # A version that has forgotten the image asks by its key.
+    opened = open_dataset(str(dataset))
+    by_key = TraceSearch(opened, {}, [str(tmp_path / "parts")], "NEW", lines={("train", KEY)})
+    places = {trace.place for trace in traced(by_key) if trace.kind == traces.REPLICA}
+    assert (places, by_key.problems) == ({*map(str, holder)}, [])
 
 
 def tables(folder: Path) -> str:
@@ -280,7 +290,7 @@ def test_part_does_not_hide_images_of_its_dataset(dataset: Path, tmp_path: Path)
     sizes = {stored[number].sample.sha256: 1 for number in (0, -1)}
     search = TraceSearch(opened, sizes, [str(tmp_path)], "NEW")
 
-    found = search.run()
+    found = traced(search)
 
     assert sum(trace.kind == traces.REPLICA for trace in found) >= 2
     assert {trace.place for trace in found if trace.kind == traces.EXPORT} == exports
@@ -299,7 +309,7 @@ def test_places_of_other_splits_are_not_named(tmp_path: Path) -> None:
     for stored in traces.stored_images(opened):
         search = TraceSearch(opened, {stored.sample.sha256: 1}, [str(world)], "NEW")
         made = (traces.EXPORT, traces.RUN)
-        assert [trace.place for trace in search.run() if trace.kind in made] == [
+        assert [trace.place for trace in traced(search) if trace.kind in made] == [
             str(world / "exports" / stored.split),
             str(world / "runs" / stored.split),
         ]
@@ -357,7 +367,7 @@ def test_keys_are_found_as_pages_escape_them(tmp_path: Path) -> None:
     write(page, f"<p>{opened.manifest.digest}</p><p>{html.escape(key)}</p>".encode())
     sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
 
-    found = TraceSearch(opened, sizes, [str(page.parent)], "NEW").run()
+    found = traced(TraceSearch(opened, sizes, [str(page.parent)], "NEW"))
 
     assert [trace.place for trace in found if trace.kind == traces.PAGE] == [str(page)]
 
@@ -506,7 +516,7 @@ def test_versions_that_only_name_the_image_are_found(
 
     opened = open_dataset(str(without))
     search = TraceSearch(opened, {}, [], "NEW", lines={("train", KEY)})
-    assert {each.kind for each in search.run()} >= {traces.DATASET}
+    assert {each.kind for each in traced(search)} >= {traces.DATASET}
     assert TraceSearch(opened, {}, [], "NEW", lines={("train", "cat/0.jpg")}).holders == []
 
 
@@ -519,7 +529,7 @@ def test_equal_keys_of_other_datasets_are_not_named(tmp_path: Path, searched: Se
     dataset = open_dataset(str(tmp_path / "world/set"))
     sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
     search = TraceSearch(dataset, sizes, [str(tmp_path / "other")], "NEW", lines={("train", KEY)})
-    assert {each.kind for each in search.run()} == {traces.DATASET}
+    assert {each.kind for each in traced(search)} == {traces.DATASET}
 
 
 def test_packed_files_are_named_as_not_opened(

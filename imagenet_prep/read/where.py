@@ -139,7 +139,7 @@ class Where:
         """
         if not unknown:
             return
-        first = min(unknown, key=self.keys.index)
+        first = next(key for key in self.keys if key in unknown)
         alike = same_looking([first], known)
         meant = f"Did you mean {suggested(alike[first], first)}? " if alike else ""
         more = f" and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""

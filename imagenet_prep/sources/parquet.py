@@ -233,9 +233,8 @@ class ParquetSource(source.Packed):
         if absent:
             existing = len(self.index_tasks(split))
             problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
-        missing = source.missing_files(task.part for task in self.index_tasks(split))
-        if missing and not absent:
-            problems.append(f"{split} has no {some(missing)}")
+        else:
+            problems += source.missing_file_problems(split, self.index_tasks(split))
         return problems + super().count_problems(split, num_per_class)
 
     def _image(self, task: IndexTask, row: _ImageRow, *, ours: bool) -> PackedImage:

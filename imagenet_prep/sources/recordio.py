@@ -157,9 +157,7 @@ class RecordIOSource(source.StoredSource):
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns messages about missing files, and about the published counts."""
         problems = super().count_problems(split, num_per_class)
-        missing = source.missing_files(task.part for task in self.index_tasks(split))
-        if missing:
-            problems.append(f"{split} has no {some(missing)}")
+        problems += source.missing_file_problems(split, self.index_tasks(split))
         if self.lone_lists[split]:
             problems.append(f"{split} has no .rec file of {some(self.lone_lists[split])}")
         return problems

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.core.errors import ImagenetPrepError, SourceError, some
 from imagenet_prep.core.small_files import UTF_16, not_utf_8
 from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.dataset import class_list, keys, schema
@@ -358,6 +358,12 @@ def missing_files(names: Iterable[str]) -> list[str]:
             absent = (number for number in expected if number not in numbers)
             missing += (f"{start}{number:0{width}}{of}{end}" for number in absent)
     return sorted(missing)
+
+
+def missing_file_problems(split: str, tasks: Iterable[IndexTask]) -> list[str]:
+    """Returns a message if numbered files of a split are missing; see `missing_files`."""
+    missing = missing_files(task.part for task in tasks)
+    return [f"{split} has no {some(missing)}"] if missing else []
 
 
 def file_part(path: Location, md5: str | None = None) -> SourcePart:

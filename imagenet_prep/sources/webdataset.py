@@ -256,10 +256,7 @@ class WebDatasetSource(ilsvrc.Tars):
         total = sum(num_per_class)
         if expected is not None and expected != total and not problems:
             problems = [f"{split} has {counted(total, 'image')}, but {INFO} says {expected:,}"]
-        missing = source.missing_files(task.part for task in self.index_tasks(split))
-        if missing:
-            problems.append(f"{split} has no {some(missing)}")
-        return problems
+        return problems + source.missing_file_problems(split, self.index_tasks(split))
 
     def _sample_member(self, task: IndexTask, sample: WdsSample) -> Member:
         image = sample.image

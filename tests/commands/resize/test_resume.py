@@ -59,10 +59,8 @@ def test_classes_of_two_datasets_are_not_mixed(
     assert contents(out) == before
 
 
-def test_second_call_uses_class_list_of_the_first(
-    stored: list[foreign.Image], tmp_path: Path
-) -> None:
-    """Validation may lack a class; its labels still follow train's list."""
+def write_lacking(root: Path, stored: list[foreign.Image], *, below: bool) -> int:
+    """Writes TFRecords of which validation lacks a class; returns the number of classes."""
     gone = min(image.wnid for image in stored)
     some = [i for i in stored if i.split == "train" or i.wnid != gone]
     wnids = sorted({image.wnid for image in stored})
@@ -70,37 +68,39 @@ def test_second_call_uses_class_list_of_the_first(
     def labelled(image: foreign.Image, _: int) -> dict[str, foreign.Value]:
         return foreign.slim(image, wnids.index(image.wnid) + 1)
 
+    num_shards = {"train": 3, "validation": 2}
+    foreign.write(root, some, labelled, num_shards=num_shards, below=below)
+    return len(wnids)
+
+
+def test_second_call_uses_class_list_of_the_first(
+    stored: list[foreign.Image], tmp_path: Path
+) -> None:
+    """Validation may lack a class; its labels still follow train's list."""
     source = tmp_path / "in"
     out = tmp_path / "out"
-    foreign.write(source, some, labelled, num_shards={"train": 3, "validation": 2}, below=True)
+    num_classes = write_lacking(source, stored, below=True)
     for split in ("train", "validation"):
         places = ("-i", source / split, "-o", out, "-s", split)
         result = command.run("resize", *places, "-r", "64")
         assert result.code == 0, result
 
     assert command.run("verify", out, "--level", "decode").code == 0
-    assert len((out / "labels.txt").read_text().splitlines()) == len(wnids)
+    assert len((out / "labels.txt").read_text().splitlines()) == num_classes
 
 
 def test_split_that_lacks_a_class_has_all_classes(
     stored: list[foreign.Image], tmp_path: Path
 ) -> None:
     """Two sizes in two folders have the same labels, in whichever order they are made."""
-    gone = min(image.wnid for image in stored)
-    some = [i for i in stored if i.split == "train" or i.wnid != gone]
-    wnids = sorted({image.wnid for image in stored})
-
-    def labelled(image: foreign.Image, _: int) -> dict[str, foreign.Value]:
-        return foreign.slim(image, wnids.index(image.wnid) + 1)
-
     source = tmp_path / "in"
-    foreign.write(source, some, labelled, num_shards={"train": 3, "validation": 2})
+    num_classes = write_lacking(source, stored, below=False)
     for out, split in (("small", "validation"), ("large", "train"), ("small", "train")):
         words = ("-i", source, "-o", tmp_path / out, "-s", split, "-r", "64")
         result = command.run("resize", *words)
         assert result.code == 0, result
         classes = (tmp_path / out / "labels.txt").read_text().splitlines()
-        assert len(classes) == len(wnids)
+        assert len(classes) == num_classes
     assert command.run("verify", tmp_path / "small", "--level", "decode").code == 0
 
 

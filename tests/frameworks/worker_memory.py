@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
 from imagenet_prep.read.shared_batches import worker_pool
+from tests.kit.processes import open_files
 
 BATCH = 2
 LARGE = 600  # two images of this side take more than 1 MB
@@ -58,10 +59,8 @@ def workers_of(loader):
 
 def memory_of(pid):
     """Returns the number of shared memories that a worker has open."""
-    folder = f"/proc/{pid}/fd"
-    files = [f"{folder}/{name}" for name in os.listdir(folder)]
     # Each of them is also open for its mapping.
-    return len({os.stat(name).st_ino for name in files if os.readlink(name).startswith(MEMORY)})
+    return len({file.inode for file in open_files(pid) if file.path.startswith(MEMORY)})
 
 
 def kept():

@@ -17,6 +17,7 @@ import pytest
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.trainer import checkpoint, log
 from tests.kit.command import wait_until
+from tests.kit.processes import words_of
 from tests.kit.samples import add_tables
 from tests.kit.shared import made_once
 from tests.kit.tfrecords import jpeg, wnid, write_dataset
@@ -159,12 +160,11 @@ def running_ranks(running: Any) -> dict[int, int]:
     for pid in running.workers():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
         # The processes that a rank starts have the same environment.
-        if rank and b"imagenet_prep" in words:
+        if rank and b"imagenet_prep" in words_of(pid):
             found[int(rank[0])] = pid
     return found
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
+from tests.kit.processes import words_of
 
 # All modules that verbs import at work, except Beam, TensorFlow and Arrow. Arrow starts
 # a thread: a process that is forked next to one may wait for a lock that no thread holds.
@@ -271,10 +272,7 @@ def _state(pid: int) -> str:
 
 
 def _command_line(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return f"{pid} {b' '.join(words).decode(errors='replace')[:200]}"
-    return str(pid)
+    return f"{pid} {b' '.join(words_of(pid)).decode(errors='replace')[:200]}"
 
 
 def _waits_in(pid: int) -> str:

@@ -42,6 +42,7 @@ from tests.kit.dataset import all_files
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
 from tests.kit.messages import says, wording
+from tests.kit.processes import open_below
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
@@ -98,15 +99,6 @@ def read(feed: Feed, epoch: int = 0, start: int = 0) -> list[int]:
         assert all(encoded[:2] == b"\xff\xd8" for encoded in batch.encoded)
         numbers += batch.numbers.tolist()
     return numbers
-
-
-def open_files() -> list[str]:
-    """Returns the open files of this process."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(entry))
-    return found
 
 
 def shards_in(folder: Path) -> dict[str, Path]:
@@ -324,19 +316,19 @@ def test_dropped_reader_leaves_neither_threads_nor_open_files(
     feed = open_feed(server.url, tmp_path)
     batches = feed.batches(0, 0)
     next(batches)
-    assert any(path.startswith(str(tmp_path)) for path in open_files())
+    assert open_below(tmp_path)
 
     del batches, feed
     gc.collect()
     wait_until(lambda: set(threading.enumerate()) <= before, "the threads end")
-    assert not any(path.startswith(str(tmp_path)) for path in open_files())
+    assert open_below(tmp_path) == []
 
 
 def test_closed_reader_can_be_read_again(server: Server, tmp_path: Path) -> None:
     feed = open_feed(server.url, tmp_path)
     first = read(feed)
     feed.close()
-    assert not any(path.startswith(str(tmp_path)) for path in open_files())
+    assert open_below(tmp_path) == []
 
     assert read(feed) == first
 

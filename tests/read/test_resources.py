@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 import subprocess
 import sys
 import threading
@@ -21,22 +20,12 @@ from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.records import Records
 from tests.kit.command import PATIENCE_S, environment, wait_until
 from tests.kit.lengths import long_except
+from tests.kit.processes import open_below
 
 
 def reader_of(root: Path, backend: str, **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "num_threads": 2}
     return make_dataset(root, "train", 5, 16, backend=backend, world=World(), **settings | more)
-
-
-def descriptors(root: Path) -> list[str]:
-    """Returns the open files of a dataset in this process."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            found.append(os.readlink(entry))
-        except FileNotFoundError:  # the folder itself
-            continue
-    return sorted(path for path in found if path.startswith(f"{root}/"))
 
 
 def threads() -> int:
@@ -47,10 +36,10 @@ def test_shard_is_opened_once_over_all_epochs(damaged: Path, backend: str) -> No
     with_reader = reader_of(damaged, backend)
     for _ in range(3):
         assert len(list(with_reader)) == 10
-        assert len(descriptors(damaged)) == 5
+        assert len(open_below(damaged)) == 5
     with_reader.close()
 
-    assert descriptors(damaged) == []
+    assert open_below(damaged) == []
 
 
 @pytest.mark.tf
@@ -69,7 +58,7 @@ def test_closed_reader_can_be_read_again(damaged: Path, backend: str) -> None:
 
     assert len(list(reader)) == 9
     reader.close()
-    assert descriptors(damaged) == []
+    assert open_below(damaged) == []
 
 
 def test_dropped_readers_leave_no_descriptors(damaged: Path, backend: str) -> None:
@@ -79,7 +68,7 @@ def test_dropped_readers_leave_no_descriptors(damaged: Path, backend: str) -> No
     del reader
     gc.collect()
 
-    wait_until(lambda: not descriptors(damaged), "a thread finishes its last batch")
+    wait_until(lambda: not open_below(damaged), "a thread finishes its last batch")
 
 
 def test_abandoned_epoch_ends_without_waiting_for_its_thread(
@@ -114,7 +103,7 @@ def test_abandoned_epoch_ends_without_waiting_for_its_thread(
     reader.close()
     # Batches that were not started are no longer read.
     assert len(asked) == 2
-    assert descriptors(damaged) == []
+    assert open_below(damaged) == []
 
 
 def held() -> int:
@@ -182,4 +171,4 @@ def test_opening_a_reader_reads_no_record(damaged: Path, backend: str) -> None:
     reader = reader_of(damaged, backend)
 
     assert (len(reader), reader.num_examples, reader.num_classes) == (10, 50, 71)
-    assert descriptors(damaged) == []
+    assert open_below(damaged) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.read.shared_batches import SharedPool, received, worker_pool
+from tests.kit.processes import open_files
 
 SMALL = 1000
 LARGE = 3_000_000
@@ -56,14 +56,7 @@ def sent(pool: SharedPool, value: int, size: int = SMALL) -> np.ndarray:
 
 def memories() -> set[int]:
     """Returns the inodes of the memories of pools in this process."""
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    found = set()
-    for link in links:
-        # The folder's own descriptor is closed already, as may be one that was handed over.
-        with contextlib.suppress(FileNotFoundError):
-            if "imagenet-prep batch" in os.readlink(link):
-                found.add(os.stat(link).st_ino)
-    return found
+    return {file.inode for file in open_files() if "imagenet-prep batch" in file.path}
 
 
 def place(memory: np.ndarray) -> int:

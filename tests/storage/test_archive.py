@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, Sourc
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.messages import says
+from tests.kit.processes import open_below
 from tests.kit.system import System
 
 
@@ -110,16 +109,7 @@ def test_many_threads_share_one_descriptor(reader: ArchiveReader, tmp_path: Path
         thread.join()
 
     assert found == [b"\1\2"] * 8
-    assert len(_held(tmp_path)) == 1
-
-
-def _held(folder: Path) -> list[str]:
-    """Returns the open files of a folder in this process; other tests have other folders."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [path for path in found if path.startswith(f"{folder}/")]
+    assert len(open_below(tmp_path)) == 1
 
 
 def _ten(folder: Path) -> ArchiveReader:
@@ -136,7 +126,7 @@ def test_archive_beyond_the_limit_is_opened_per_read(
         for number in [*range(10)] * 2:
             reader.will_need([(f"{number}.tar", 0, 9)])
             assert reader.read(f"{number}.tar", 7, 2) == bytes([number]) * 2
-            assert _held(tmp_path) == []
+            assert open_below(tmp_path) == []
 
 
 _TWO_READERS = """
@@ -179,8 +169,8 @@ def test_open_archive_is_opened_only_once(tmp_path: Path, system: System) -> Non
 def test_unreferenced_reader_closes_its_archives(tmp_path: Path) -> None:
     reader = _ten(tmp_path)
     reader.read("3.tar", 0, 1)
-    assert len(_held(tmp_path)) == 1
+    assert len(open_below(tmp_path)) == 1
 
     del reader
     gc.collect()
-    assert _held(tmp_path) == []
+    assert open_below(tmp_path) == []

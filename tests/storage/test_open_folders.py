@@ -16,6 +16,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from tests.kit.dataset import all_files
 from tests.kit.messages import says
+from tests.kit.processes import open_below
 from tests.kit.system import System
 
 LINK = says("file-folder-above-link-wrong")
@@ -89,9 +90,7 @@ def test_folder_of_new_owner_is_not_written_to(store: LocalStore) -> None:
 
 def open_folders(store: LocalStore) -> list[str]:
     """Returns the folders of a store that this process has open."""
-    # The descriptor of the listing is closed. A removed folder is still a folder.
-    folders = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_dir()]
-    return [str(path.relative_to(store.root)) for path in folders if store.root in path.parents]
+    return [os.path.relpath(path, store.root) for path in open_below(store.root)]
 
 
 def test_open_folders_are_few_and_closed_later(store: LocalStore) -> None:

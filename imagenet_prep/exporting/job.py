@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
@@ -15,7 +15,9 @@ from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.example import RECORD_OVERHEAD_BYTES
 from imagenet_prep.dataset.keys import is_derived
 from imagenet_prep.exporting import examples
 from imagenet_prep.exporting.examples import (
@@ -28,6 +30,7 @@ from imagenet_prep.exporting.examples import (
     Written,
 )
 from imagenet_prep.read.selection import Choice
+from imagenet_prep.storage.free_space import require_space
 from imagenet_prep.storage.local_file import removed_on_failure
 from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Store
@@ -223,6 +226,8 @@ def run(job: ExportJob) -> Json:
         if job.is_complete(done):
             _remove_work(store, mark, parts_folder, stage.folder)
             return done
+        if not done:  # otherwise most files are there, and are replaced
+            _require_space(job, parts, stage.receipts(part.name for part in parts))
         store.remove(job.called + schema.EXPORT)
         # Another run with different settings may have written the mark since the check above.
         if store.write_if_absent(mark, digest.encode()) != digest.encode():
@@ -259,6 +264,26 @@ def run(job: ExportJob) -> Json:
         store.write(job.called + schema.EXPORT, strict_json.dumps(done))
         _remove_work(store, mark, parts_folder, stage.folder)
     return done
+
+
+def _require_space(job: ExportJob, parts: Sequence[ExportPart], finished: Container[str]) -> None:
+    """Raises StoreError if the images of unfinished parts do not fit on the disk.
+
+    All formats store the images as they are; what they add is not counted.
+    """
+    if job.store.as_folder is None:
+        return
+    images = 0
+    needed = 0.0
+    for part in parts:
+        if part.name in finished:
+            continue
+        of_split = job.source.dataset.manifest.splits[part.split]
+        mean = of_split.num_bytes / of_split.examples - RECORD_OVERHEAD_BYTES
+        images += len(part.numbers)
+        needed += max(0, mean) * len(part.numbers)
+    why = f" for {counted(images, 'image')}"
+    require_space(job.store, needed, why, "or choose a folder on a larger disk")
 
 
 def _lists(job: ExportJob, written: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:

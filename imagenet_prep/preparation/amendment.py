@@ -17,7 +17,7 @@ import itertools
 import secrets
 import shlex
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -61,6 +61,7 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset, refuse_inside
+from imagenet_prep.storage.free_space import require_space
 from imagenet_prep.storage.local_file import new_file, removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Stat, as_file, hashed
 from imagenet_prep.storage.store import Readable, Store, read_note
@@ -415,11 +416,14 @@ def run(job: AmendJob, store: Store) -> Json:
             # A run that held the lock may have finished the dataset.
             unfinished = output.left()
             if unfinished:
+                stage = _stage(job, output)
+                finished = stage.receipts(change.name for change in job.changes)
+                _require_space(store, [c for c in job.changes if c.name not in finished])
                 if job.request.salt:
                     # A repeated run needs the same salt.
                     store.write(_SALT, strict_json.dumps(job.request.salt))
                 output.begin(unfinished, job.manifest.shard_names)
-                columns_of_run = _write(job, output)
+                columns_of_run = _write(job, stage, output)
                 store.remove(_SALT)
     summary = output.end()
     amended = Dataset.at(store)
@@ -471,13 +475,16 @@ def _emptied_classes(parent: Dataset, amended: Dataset) -> dict[str, str]:
     return names
 
 
-def _write(job: AmendJob, output: Output) -> dict[str, Json]:
+def _write(
+    job: AmendJob, stage: engine.Stage[ShardChange, WrittenShard], output: Output
+) -> dict[str, Json]:
     """Writes changed shards, links or copies the others, commits; returns row counts by column."""
     store = output.store
     parent = job.dataset.store
     # Read before anything is written: a file that is replaced later is not linked.
     stats = _stats(parent)
-    written = _write_changed(job, output)
+    receipts = engine.run(stage, job.changes, job.workers, watch=output.watch, quiet=job.quiet)
+    written = {receipt.content.shard: receipt.content for receipt in receipts}
     unchanged = [shard.files for shard in job.manifest.shards if shard.name not in written]
     try:
         store.adopt_files(parent, [*chain.from_iterable(unchanged)], stats)
@@ -499,8 +506,8 @@ def _stats(parent: Readable) -> dict[str, Stat]:
     return stats
 
 
-def _write_changed(job: AmendJob, output: Output) -> dict[str, WrittenShard]:
-    """Writes the changed shards; returns their receipts by name."""
+def _stage(job: AmendJob, output: Output) -> engine.Stage[ShardChange, WrittenShard]:
+    """Returns the stage that writes the changed shards."""
     add = job.add
     writes = {
         split: WriteWork(
@@ -520,9 +527,24 @@ def _write_changed(job: AmendJob, output: Output) -> dict[str, WrittenShard]:
         sha256=add.sha256 if add else {},
     )
     digest = strict_json.digest(job.wanted.settings.config)
-    stage = engine.Stage(AMEND, digest, output.store, work, WrittenShard)
-    receipts = engine.run(stage, job.changes, job.workers, watch=output.watch, quiet=job.quiet)
-    return {receipt.content.shard: receipt.content for receipt in receipts}
+    return engine.Stage(AMEND, digest, output.store, work, WrittenShard)
+
+
+def _require_space(out: Store, changes: Sequence[ShardChange]) -> None:
+    """Raises StoreError if the changed shards do not fit on the disk.
+
+    New images count with their size before resizing, or with the mean size in their shard if that
+    is smaller: rather too little than too much, so that no run that fits is refused.
+    """
+    if out.as_folder is None:
+        return
+    needed = 0.0
+    for change in changes:
+        mean = change.shard.num_bytes / change.shard.examples
+        needed += mean * (change.shard.examples - len(change.excluded))
+        needed += sum(min(mean, member.size) for member in change.added)
+    why = f" for {counted(len(changes), 'changed shard')}"
+    require_space(out, needed, why, "or choose an --out on a larger disk")
 
 
 def _require_same_parent(job: AmendJob) -> None:

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from imagenet_prep import engine
 from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.core.strict_json import Json
-from imagenet_prep.core.terminal import counted, human_bytes
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.example import RECORD_OVERHEAD_BYTES
 from imagenet_prep.dataset.member import PreparedImage, parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed
+from imagenet_prep.storage.free_space import require_space
 from imagenet_prep.storage.store import Store
 
 # Images sampled per split; with 64, the error is about 10 %.
@@ -25,15 +27,13 @@ _SAMPLE_IMAGES = 64
 _MARGIN = 1.15  # of the space that is needed
 # If this multiple of the source size is free, no estimate is made, since images rarely grow.
 _PLENTY = 2
-# Maximum of the measured sizes of a record without its image, 330 to 480 bytes.
-_RECORD_OVERHEAD_BYTES = 480
 _UNPACKED = ", since images are unpacked first"
 
 
 def require_space_for_plan(out: Store, images: int, needed: float) -> None:
     """Checks that the disk has the bytes that a plan of these images needs."""
     why = f" to assign {counted(images, 'image')} to shards"
-    _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
+    require_space(out, needed, why, "or use a larger disk")
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,22 @@ class Forecast:
                 of_split = [task for task in tasks if task.split == split]
                 num_bytes = share * sum(task.num_bytes for task in of_split)
                 before, after = self._mean_bytes(_packed_sample(source, of_split))
-                shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
+                shards += num_bytes * (after + RECORD_OVERHEAD_BYTES) / before if before else 0
             names = filter(schema.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
-        _refuse(self.out, unpacked + _MARGIN * shards, free, _UNPACKED)
+        require_space(self.out, unpacked + _MARGIN * shards, _UNPACKED, free=free)
 
     def require_space_for_shards(
         self, plans: Sequence[SplitPlan], finished: Container[str]
     ) -> None:
         """Checks that the unfinished shards fit on the disk."""
         free = self.out.local.free_bytes()
-        overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
+        overhead = RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
         pending = [split for split in plans if _unfinished(split, finished)]
         if free <= enough and pending:
             sizes = {split.split: self._split_bytes(split) for split in pending}
-            _refuse(self.out, self._needed_bytes(pending, finished, sizes), free)
+            require_space(self.out, self._needed_bytes(pending, finished, sizes), free=free)
 
     def content(self, plans: Sequence[SplitPlan], finished: Container[str]) -> Json:
         """Returns the output location and the estimated sizes of a run, for --dry-run.
@@ -101,7 +101,7 @@ class Forecast:
         free = out.local.free_bytes()
         refusal = None
         try:
-            _refuse(out, needed, free, _UNPACKED if unpacked else "")
+            require_space(out, needed, _UNPACKED if unpacked else "", free=free)
         except StoreError as error:
             refusal = str(error)
         return {
@@ -156,7 +156,7 @@ class Forecast:
         return _MARGIN * 2 * self.workers.count * max(by_shard.values())
 
     def _split_bytes(self, split: SplitPlan) -> float:
-        overhead = _RECORD_OVERHEAD_BYTES * split.examples
+        overhead = RECORD_OVERHEAD_BYTES * split.examples
         if not self.resizes:
             return split.source_bytes + overhead
         _, mean = self._mean_bytes(self._sample(split))
@@ -187,20 +187,6 @@ class Forecast:
 
 def _unfinished(split: SplitPlan, finished: Container[str]) -> list[str]:
     return [name for name in split.shard_names if name not in finished]
-
-
-def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str = "") -> None:
-    if needed <= free:
-        return
-    if not why and out.as_folder is None:
-        why = " on this machine while shards are uploaded"
-    if not elsewhere and out.as_folder:
-        elsewhere = "choose a different --out or a smaller --short-side"
-    raise StoreError(
-        f"{out.local.root}: about {human_bytes(needed)} are needed{why}, but only "
-        f"{human_bytes(free)} are free. Free {human_bytes(needed - free)}, "
-        f"{elsewhere or 'or set TMPDIR to a folder on a larger disk'}."
-    )
 
 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:

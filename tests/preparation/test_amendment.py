@@ -15,7 +15,13 @@ import pytest
 from imagenet_prep.codec.planes import CodecUnavailableError
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.core.errors import BadImageError, DataDamagedError, ManifestError, UsageError
+from imagenet_prep.core.errors import (
+    BadImageError,
+    DataDamagedError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.dataset import column, example, record_files, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.column import Column, ColumnFile
@@ -130,6 +136,51 @@ def test_lines_of_0_1_0_are_forgotten(tmp_path: Path) -> None:
     found = [*dataset_store.incidents(new.store, new.manifest)]
     assert [bool(line.salt) for line in found] == [True, True, False]
     assert "thing/0" not in (tmp_path / "new" / schema.QUARANTINE).read_text()
+
+
+def test_changed_shards_must_fit_on_the_disk(tmp_path: Path, system: System) -> None:
+    """Excluded images need no space; a new one needs at most the mean of its shard."""
+    dataset = made(tmp_path / "set", [])
+    (shard,) = dataset.manifest.splits["train"].shards
+    mean = shard.num_bytes / shard.examples
+    image = plain(7)
+    path = tmp_path / "add" / "train" / wnid(0) / "new.JPEG"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(image)
+    add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
+    request = ChangeRequest(KeyList("list", {key(0): 1, key(1): 2}, ""), add=add)
+    needed = mean + min(mean, len(image))
+    new = LocalStore(tmp_path / "new")
+
+    system.has_free_bytes(int(needed))
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free", new.root)):
+        amendment.run(job(dataset, request), new)
+    assert {path.name for path in (new.root / schema.WORK).iterdir()} <= {"lock"}
+    system.has_free_bytes(int(needed) + 1)
+    amendment.run(job(dataset, request), new)
+    assert open_dataset(new).manifest.splits["train"].examples == 2
+
+
+def test_unchanged_and_finished_shards_need_no_space(tmp_path: Path, system: System) -> None:
+    dataset = made(tmp_path / "set", [], shards=((0,), (1,), (2,)))
+    first, second, _ = dataset.manifest.splits["train"].shards
+    sound = (tmp_path / "set" / second.name).read_bytes()
+    (tmp_path / "set" / second.name).write_bytes(sound[:-4] + b"lost")
+    # Both have a new class, so they keep their sizes.
+    classes = {1: 1, 2: 2}
+    request = ChangeRequest(relabel=Relabels(KeyList("csv", {key(0): 1, key(1): 2}, ""), classes))
+    new = LocalStore(tmp_path / "new")
+    with pytest.raises(DataDamagedError):
+        amendment.run(job(dataset, request), new)
+    (tmp_path / "set" / second.name).write_bytes(sound)
+    assert new.size(first.name) is not None
+
+    system.has_free_bytes(second.num_bytes - 1)
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free", new.root)):
+        amendment.run(job(dataset, request), new)
+    system.has_free_bytes(second.num_bytes)
+    amendment.run(job(dataset, request), new)
+    assert open_dataset(new).manifest.splits["train"].examples == 3
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import export
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.dataset import record_files
 from imagenet_prep.exporting import examples as exported_files
 from imagenet_prep.pipelines import prepare
@@ -19,12 +19,13 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes, published_labels
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from tests.commands.export.conftest import FLAGS, exported
+from tests.commands.export.conftest import FLAGS, exported, truth
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 from tests.kit.s3_server import BUCKET, key_of, objects, uploads
+from tests.kit.system import System
 
 
 def test_recordio_has_all_examples_labels_and_offsets(
@@ -174,6 +175,25 @@ def test_invalid_requests_are_refused(prepared: Path, tmp_path: Path) -> None:
         words = ["--to", "folder", "--out", str(tmp_path / "x"), "--columns", name]
         with pytest.raises(UsageError, match=says("columns-metadata.jsonl-own", name)):
             export.run([str(prepared), *words])
+
+
+@pytest.mark.parametrize("to", ["parquet", "folder", "webdataset", "recordio"])
+def test_images_to_export_must_fit_on_the_disk(
+    prepared: Path, tmp_path: Path, system: System, to: str
+) -> None:
+    """Every format stores them as they are, so that the bytes to write are at least known."""
+    out = tmp_path / "out"
+    words = [str(prepared), "--to", to, "--out", str(out), "--split", "train"]
+    images = sum(len(image) for _, image in truth(prepared, "train").values())
+
+    system.has_free_bytes(images // 2)
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free", tmp_path)):
+        export.export(export.ExportConfig(str(prepared), to=to, out=str(out), split=("train",)))
+    assert {*all_files(tmp_path)} <= {f"{place}/lock" for place in (".work", "out/.work")}
+    system.has_free_bytes(images)
+    assert export.run(words) == 0
+    system.has_free_bytes(0)
+    assert export.run(words) == 0
 
 
 @pytest.mark.parametrize("to", ["parquet", "folder"])

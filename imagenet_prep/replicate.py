@@ -195,10 +195,7 @@ def _pull_words(config: ReplicateConfig, part: Placement, columns: Sequence[str]
     words += ["--from-parent", config.from_parent] if config.from_parent else []
     for name in ("bandwidth_limit", "connections", "retries", "timeout"):
         words += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    if part.nodes > 1:
-        place = f"{part.node}/{part.nodes}"
-        words += ["--mode", "partition", "--part", place, "--copies", str(part.copies)]
-    return words
+    return [*words, *part.flags]
 
 
 def _to_one(config: ReplicateConfig, source: Original) -> Json:

@@ -190,6 +190,7 @@ def _predictions(config: ReportConfig, store: Readable) -> PredictionCounts | No
     if config.predictions is None:
         return None
     dataset = open_dataset(store, parts=True, check=False)
+    dataset.require_complete()
     try:
         wnids = dataset.classes.wnids
     except DataDamagedError:  # the page names this problem
@@ -236,6 +237,8 @@ def _comparison(config: ReportConfig, store: Readable, other: Readable) -> str:
     facts = _facts(config, config.dataset, store)
     facts_of_other = _facts(config, config.other, other)
     sides = facts.dataset, facts_of_other.dataset
+    for side in sides:
+        side.require_complete()
     splits = splits_that_differ(*sides)
     found = compare(
         facts, facts_of_other, differences(*sides, splits) if splits else (), config.seed

@@ -391,6 +391,14 @@ class Placement:
             return "the complete dataset"
         return f"part {self.node} of {self.nodes}, copies: {self.copies}"
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags of `replicate` for this part; none for the complete dataset."""
+        if self.nodes == 1:
+            return []
+        part = f"{self.node}/{self.nodes}"
+        return ["--mode", "partition", "--part", part, "--copies", str(self.copies)]
+
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
         """Returns (first, count) of the examples to read, shifted by `turn` (0 to `most_turn`).
 

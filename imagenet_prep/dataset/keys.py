@@ -175,6 +175,12 @@ def name_in(key: str, class_id: str) -> str:
     return name_of(key) if former == class_id or WNID.fullmatch(former) else key
 
 
+def spellings(key: str, wnid: str) -> tuple[str, str]:
+    """Returns the forms in which users may write the key of an image: NAME and CLASS/NAME."""
+    name = key.removeprefix(f"{wnid}/")
+    return name, f"{wnid}/{name}"
+
+
 def numbered(key: str, number: int, tildes: str) -> str:
     """Returns a unique key for the `number`-th record with this key, e.g. n01440764/a~2.JPEG."""
     folder, slash, name = key.rpartition("/")

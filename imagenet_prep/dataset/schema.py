@@ -62,6 +62,8 @@ HOLDOUT = "holdout"
 # The only split of an evaluation set, such as ImageNetV2.
 TEST = "test"
 SPLITS = (*SOURCE_SPLITS, HOLDOUT, TEST)
+# The first of these that a dataset has is the split on which networks are evaluated.
+EVALUATED_SPLITS = (TEST, VALIDATION, HOLDOUT, TRAIN)
 
 # The licence of ObjectNet only allows evaluation.
 OBJECTNET = "objectnet"

@@ -271,10 +271,15 @@ class Replica(Target):
             )
         # Ignore a damaged placement.json, which will be written again.
         with contextlib.suppress(ManifestError):
-            part = load(self.store.root, self.manifest)
+            theirs = self._read(schema.MANIFEST)
+            # An older version has a placement.json with its own digest.
+            held = manifest.loads(theirs, schema.MANIFEST) if theirs else self.manifest
+            part = load(self.store.root, held)
             if part.nodes > 1 and part != self.placement:
-                problem = f"{self.store.where()} has {part}, expected {self.placement}"
-                raise UsageError(f"{problem}. Remove it, or choose a different folder.")
+                raise UsageError(
+                    f"{self.store.where()} has {part}, expected {self.placement}. Use the flags of "
+                    "this part, remove it, or choose a different folder."
+                )
         super().refuse_others()
 
     def problem(self, file: DatasetFile, *, prove: bool) -> FileProblem | None:

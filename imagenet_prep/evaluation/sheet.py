@@ -129,7 +129,6 @@ def _of_json(content: Any) -> LabelList:
 
 Integers = npt.NDArray[np.int64]
 # The first of these is evaluated. A folder of new photographs, CLASS/*, is the split train.
-SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
 # limits of `_refuse_other_order`
 _LEAST_PAIRS = 20
 _LEAST_CLASSES = 5
@@ -248,7 +247,7 @@ class EvaluatedSet:
 def opened(name: str) -> tuple[Dataset, str]:
     """Opens a dataset; returns it and the name of the split to evaluate."""
     dataset = open_dataset(absolute(name))
-    split = next(split for split in SPLITS if split in dataset.manifest.splits)
+    split = next(split for split in schema.EVALUATED_SPLITS if split in dataset.manifest.splits)
     if dataset.manifest.edition == "imagenet-o":
         raise UsageError(
             f"{name} is ImageNet-O: its images show none of the classes, so accuracy is undefined. "

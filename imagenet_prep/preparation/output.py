@@ -20,6 +20,7 @@ from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     ManifestError,
+    UsageError,
 )
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.version import version
@@ -190,6 +191,12 @@ class Output:
         return older
 
     def _decide(self) -> Decision:
+        local = self.store.as_folder
+        if local and local.size(schema.PLACEMENT) is not None:
+            raise UsageError(
+                f"{self.store.where()} has one host's part of a dataset ({schema.PLACEMENT}), "
+                "which only replicate completes. Choose a different folder."
+            )
         self.seen = output_state.look(self.store, self.wanted)
         if self.seen.dataset is None and self.seen.begun is None:
             origin = self.wanted.origin

@@ -11,6 +11,7 @@ from imagenet_prep.core.spelling import as_seen
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.keys import spellings
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.read.selection import Names
@@ -102,25 +103,30 @@ class Catalogue:
         return others[0] if len(others) == 1 else None
 
     def find(self, keys: Collection[str]) -> dict[str, list[CatalogueEntry]]:
-        """Returns, for each key (CLASS/NAME or NAME), the first matching image of each split."""
-        entries_of: dict[str, list[CatalogueEntry]] = {}
+        """Returns, for each key (CLASS/NAME or NAME), the first matching image of each split.
+
+        If an image has exactly this key, only images with exactly this key match.
+        """
+        exact: dict[str, list[CatalogueEntry]] = {}
+        similar: dict[str, list[CatalogueEntry]] = {}
         # Searching a table for a few strings takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
             names = Names(records)
-            matches: dict[str, CatalogueEntry] = {}
-            for shard in range(len(records.shards)):
+            first: dict[str, CatalogueEntry] = {}
+            for shard in records.placement.held(records.examples_per_shard):
                 if len(texts) <= _FEW and not names.mentions(shard, texts):
                     continue
                 for entry in self._entries(split, shard, names):
-                    below = entry.key.removeprefix(f"{entry.wnid}/")
-                    for key in (below, f"{entry.wnid}/{below}"):
+                    if entry.key in keys:
+                        exact.setdefault(entry.key, []).append(entry)
+                    for key in spellings(entry.key, entry.wnid):
                         if key in keys:
-                            matches.setdefault(key, entry)
-            for key, entry in matches.items():
-                entries_of.setdefault(key, []).append(entry)
-        return entries_of
+                            first.setdefault(key, entry)
+            for key, entry in first.items():
+                similar.setdefault(key, []).append(entry)
+        return similar | exact
 
     def like(self, key: str) -> str | None:
         """Returns an existing key that looks the same as `key`, or a similar one, or None.

@@ -20,7 +20,7 @@ import numpy as np
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema, shared_flags
-from imagenet_prep.dataset.keys import Lookup, read_list
+from imagenet_prep.dataset.keys import Lookup, read_list, spellings
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.read.column_rows import ColumnRows, numbers_of
 from imagenet_prep.read.config import WantedExamples, Weights
@@ -370,25 +370,35 @@ class Finder:
     def __init__(self, records: Records) -> None:
         self._wnids = records.wnids
         self._names = Names(records)
+        # A part of a dataset lacks the tables of the other parts.
+        here = records.placement.held(records.examples_per_shard)
+        heads = itertools.chain.from_iterable(map(self._names.of, here))
+        numbers = np.concatenate(
+            [np.arange(n.start, n.stop) for n in map(records.numbers_of, here)]
+        )
         # Keys are stored with or without their class folder, so hash them without it. Python's
         # hash is fast. It is salted per process, so a dataset cannot provoke collisions.
-        keys = (key.removeprefix(f"{self._wnids[index]}/") for index, key, _ in self._names)
-        hashed = np.fromiter(map(hash, keys), np.int64, len(records))
-        self._numbers = np.argsort(hashed, kind="stable")
-        self._hashed = hashed[self._numbers]
+        names = (spellings(key, self._wnids[index])[0] for index, key, _ in heads)
+        hashed = np.fromiter(map(hash, names), np.int64, len(numbers))
+        order = np.argsort(hashed, kind="stable")
+        self._numbers = numbers[order]
+        self._hashed = hashed[order]
 
     def find(self, key: str) -> int:
         """See `Reader.find`."""
+        similar = None
         for hashed in map(hash, (key, key.partition("/")[2])):
             first = np.searchsorted(self._hashed, np.int64(hashed), "left")
             end = np.searchsorted(self._hashed, np.int64(hashed), "right")
             for number in map(int, self._numbers[first:end]):
                 class_index, stored = self._names.at(number)
-                folder = f"{self._wnids[class_index]}/"
-                name = stored.removeprefix(folder)
-                if key in (name, folder + name):
+                if stored == key:
                     return number
-        raise KeyError(key)
+                if similar is None and key in spellings(stored, self._wnids[class_index]):
+                    similar = number
+        if similar is None:
+            raise KeyError(key)
+        return similar
 
 
 def _hash(key: str) -> int:

@@ -18,7 +18,7 @@ from imagenet_prep.matching.find import SAME_BYTES
 from imagenet_prep.matching.pictures import GivenImage
 from imagenet_prep.preparation import amendment
 from imagenet_prep.preparation.changes import ChangeRequest
-from imagenet_prep.removal.traces import TracedImage, images_with, stored_images
+from imagenet_prep.removal.traced_images import TracedImage, images_with, stored_images
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.store import Store

@@ -1,9 +1,8 @@
 """Finds the places where images of a dataset are stored, shown or used.
 
-`images_with` finds images in the tables of a dataset by their hashes. `TraceSearch` looks through
-folders and buckets for datasets with these images, and for everything that was made from these
-datasets: replicas, exports, pages, caches and training runs. It reads the notes that every command
-leaves, such as the digest of the dataset in export.json.
+`TraceSearch` looks through folders and buckets for datasets with these images, and for everything
+that was made from these datasets: replicas, exports, pages, caches and training runs. It reads the
+notes that every command leaves, such as the digest of the dataset in export.json.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.strict_json import Json
-from imagenet_prep.dataset import keys, predictions, samples, schema
-from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.dataset import column, keys, predictions, samples, schema
 from imagenet_prep.exporting import examples
 from imagenet_prep.matching import find
 from imagenet_prep.read import receipt
@@ -44,6 +42,7 @@ from imagenet_prep.removal.folders import (
     is_below,
     real,
 )
+from imagenet_prep.removal.traced_images import TracedImage, images_with
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
@@ -90,26 +89,6 @@ class Trace(NamedTuple):
     action: str
 
 
-class TracedImage(NamedTuple):
-    """An image in a dataset; `number` is its position in the split, `record` in its shard."""
-
-    split: str
-    number: int
-    shard: str
-    record: int
-    sample: Sample
-
-    @property
-    def line(self) -> str:
-        """The image as a line in a list of keys."""
-        return keys.with_split(self.split, self.sample.key)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The size in bytes of the stored image and of its source file, by sha256."""
-        return self.sample.sizes
-
-
 class Holder(NamedTuple):
     """A dataset that has some of the images, or names some in its quarantine.jsonl."""
 
@@ -132,32 +111,6 @@ class _ExportNote:
     to: str
     splits: dict[str, Json]
     chosen: Json
-
-
-def stored_images(dataset: Dataset) -> Iterator[TracedImage]:
-    """Yields all images of a dataset, from its tables of samples."""
-    for split, entry in dataset.manifest.splits.items():
-        numbers = itertools.count()
-        for shard, rows in zip(entry.shards, dataset.rows(entry.shards), strict=True):
-            for record, sample in enumerate(rows):
-                yield TracedImage(split, next(numbers), shard.name, record, sample)
-
-
-def images_with(dataset: Dataset, hashes: Collection[str]) -> list[TracedImage]:
-    """Returns the images whose stored bytes or source file have one of these sha256."""
-    texts = [sha256.encode() for sha256 in sorted(hashes)]
-    found: list[TracedImage] = []
-    for split, entry in dataset.manifest.splits.items():
-        first = 0
-        # A part of a dataset lacks the tables of the other parts.
-        here = dataset.shards(split)
-        for shard in entry.shards:
-            if shard in here and dataset_store.table_mentions(dataset.store, shard, texts):
-                for record, sample in enumerate(dataset_store.sample_rows(dataset.store, shard)):
-                    if {sample.sha256, sample.source_sha256} & {*hashes}:
-                        found.append(TracedImage(split, first + record, shard.name, record, sample))
-            first += shard.examples
-    return found
 
 
 @dataclass
@@ -184,6 +137,7 @@ class TraceSearch:
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
     _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+    _caches: list[str] = field(default_factory=list)  # places of caches with the images
     _newest: str = ""
 
     @cached_property
@@ -195,18 +149,19 @@ class TraceSearch:
         """The archives and other packed files in the searched folders, which are not read."""
         packed = {*self._packed_sources}
         # The folder of a reader's cache is named after its dataset.
-        caches = {digest[:16] for digest in self._known}
+        caches = {digest[:16] for digest in self._whole}
         known = {
             dataset.where: {shard.name for shard in dataset.manifest.shards}
             for dataset in self._datasets
         }
         for folder in self._folders.by_place.values():
             is_in_cache = not caches.isdisjoint(folder.where.split("/"))
-            if self._is_exported(folder) or is_in_cache:
+            if is_in_cache or any(is_below(folder.where, place) for place in self._caches):
                 continue
             # A run that adds a split to a dataset publishes the shards before the manifest.
             names = folder.files.keys() - known.get(folder.where, ())
-            packed |= {folder.store.where(name) for name in names if _PACKED.fullmatch(name)}
+            names = {name for name in names if _PACKED.fullmatch(name)}
+            packed |= {folder.store.where(n) for n in names if not self._is_exported(folder, n)}
             if folder.is_dataset:
                 continue
             packed |= {folder.store.where(f"{schema.WORK}/{name}") for name in folder.hashes()}
@@ -277,20 +232,52 @@ class TraceSearch:
 
     @cached_property
     def _images_of(self) -> dict[str, list[TracedImage]]:
-        """The images by the digest of a dataset; parents that were not found have ours."""
-        images_of = dict.fromkeys(self._ancestors - self._seen, self._ours)
-        # A replica may be only a part of the dataset, so the longest list counts.
-        for holder in sorted(self.holders, key=lambda holder: len(holder.images)):
-            images_of[holder.digest] = holder.images
-        return images_of
+        """The images by the digest of a dataset; a parent that was not found whole has ours too."""
+        by_line: dict[str, dict[str, TracedImage]] = {}
+        # A replica may be only a part of the dataset, so all of them count.
+        for holder in self.holders:
+            of_digest = by_line.setdefault(holder.digest, {})
+            of_digest.update((image.line, image) for image in holder.images)
+        for digest in self._ancestors - self._whole:
+            ours = {image.line: image for image in self._ours}
+            by_line[digest] = ours | by_line.get(digest, {})
+        return {digest: [*images.values()] for digest, images in by_line.items()}
+
+    @cached_property
+    def _whole(self) -> set[str]:
+        """The digests of the datasets of which all shards were found, so all images are known."""
+        found: dict[str, set[str]] = {}
+        needed: dict[str, set[str]] = {}
+        for dataset in self._datasets:
+            manifest = dataset.manifest
+            needed[manifest.digest] = {shard.name for shard in manifest.shards}
+            here = itertools.chain.from_iterable(map(dataset.shards, manifest.splits))
+            found.setdefault(manifest.digest, set()).update(shard.name for shard in here)
+        return {digest for digest, names in needed.items() if names == found[digest]}
+
+    @cached_property
+    def _lines_of(self) -> dict[str, set[str]]:
+        """The images and named images by the digest of a dataset, as lines of a list of keys."""
+        lines_of = {
+            digest: {image.line for image in images} for digest, images in self._images_of.items()
+        }
+        for holder in self.holders:
+            lines_of[holder.digest].update(holder.named)
+        # Parents may have the images that this dataset has forgotten.
+        asked = {keys.with_split(*image) for image in self.lines}
+        for digest in self._ancestors | {self.dataset.manifest.digest}:
+            lines_of.setdefault(digest, set()).update(asked)
+        return lines_of
 
     @property
     def _ours(self) -> list[TracedImage]:
         return next((holder.images for holder in self.holders if holder.kind == DATASET), [])
 
     def _named(self, images: Sequence[TracedImage]) -> str:
-        """Returns images in words; briefly if they are all images of the dataset."""
-        lines = {image.line for image in images}
+        return self._in_words({image.line for image in images})
+
+    def _in_words(self, lines: set[str]) -> str:
+        """Returns lines of images in words; briefly if they are all images of the dataset."""
         if len(lines) > 1 and lines == {image.line for image in self._ours}:
             return f"all {len(lines):,} images"
         return some(sorted(lines))
@@ -401,31 +388,33 @@ class TraceSearch:
             )
         action = {
             DATASET: f"made again without it: {self._newest}. Then {delete}",
-            REPLICA: f"{self._replicate(where, holder.digest)}; or {delete}",
+            REPLICA: f"{self._replicate(where, holder.digest, dataset.placement)}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
             VERSION: f"run imagenet-prep forget on it; then {delete}",
             OTHER: f"run imagenet-prep forget on it; then {delete}",
         }[holder.kind]
         return Trace(where, holder.kind, content, action)
 
-    def _replicate(self, to: str, digest: str) -> str:
-        """Returns how to replace a replica of the dataset with this digest."""
+    def _replicate(self, to: str, digest: str, part: column.Placement = column.WHOLE) -> str:
+        """Returns how to replace a replica of a part of the dataset with this digest."""
         successor = self._successor(digest)
         if successor != self._newest:
             return f"replace it by {successor}: replicate --replace"
-        return shlex.join(["imagenet-prep", "replicate", self._newest, "--to", to, "--replace"])
+        words = ["imagenet-prep", "replicate", self._newest, "--to", to, "--replace", *part.flags]
+        return shlex.join(words)
 
     def _successor(self, digest: str) -> str:
         """Returns the version without the images that replaces the one with this digest."""
         if digest in {self.dataset.manifest.digest, *self._ancestors}:
             return self._newest
-        place = next(holder.dataset.where for holder in self.holders if holder.digest == digest)
-        return f"the new version of {place}"
+        places = [each.where for each in self._datasets if each.manifest.digest == digest]
+        return f"the new version of {places[0]}"
 
     def _missing_parents(self) -> Iterator[Trace]:
-        for digest in sorted(self._ancestors - self._seen):
+        for digest in sorted(self._ancestors - self._whole):
+            content = "only a part was found" if digest in self._seen else "not found"
             action = "if it still exists, delete it"
-            yield Trace(f"manifest {digest[:16]}", PARENT, "not found; may have it", action)
+            yield Trace(f"manifest {digest[:16]}", PARENT, f"{content}; may have it", action)
 
     def _noted_replicas(self) -> Iterator[Trace]:
         """Yields replicas on hosts and in buckets that notes name and the search did not see."""
@@ -447,8 +436,9 @@ class TraceSearch:
         files = folder.files
         is_export = any(name.endswith(schema.EXPORT) for name in files)
         for name in files:
-            if name.endswith(schema.EXPORT):
-                yield from self._of_export(folder, name)
+            trace = self._traces_of_exports.get((folder.where, name))
+            if trace is not None:
+                yield trace
             elif name.endswith(".html"):
                 yield from self._of_page(folder, name)
             elif name == find.PAIRS or name.endswith((".csv", ".txt")):
@@ -460,8 +450,7 @@ class TraceSearch:
             yield from self._of_run(folder)
         elif not is_export:
             yield from self._of_cache(folder)
-        if not self._is_exported(folder):
-            yield from self._of_files(folder)
+        yield from self._of_files(folder)
 
     def _require_finished(self, folder: Folder) -> None:
         """Raises IncompleteError if a command has left images in `.work`."""
@@ -475,65 +464,83 @@ class TraceSearch:
                 f"Finish it, or delete {'these' if folder.is_dataset else 'the folder'}."
             )
 
-    def _is_exported(self, folder: Folder) -> bool:
-        """Returns whether a folder is in an export of a known dataset, which names its files."""
-        return any(is_below(folder.where, place) for place, _ in self._exports)
+    def _is_exported(self, folder: Folder, name: str) -> bool:
+        """Returns whether a file is in an export that is listed, or that is known to be free.
+
+        The contents of all other exports are unknown, so their files are looked at.
+        """
+        for (place, note_name), note in self._exports.items():
+            called = note_name.removesuffix(schema.EXPORT)
+            is_inside = is_below(folder.where, place) and (
+                folder.where != place or name.startswith(called)
+            )
+            is_listed = self._traces_of_exports[place, note_name] is not None
+            if is_inside and (is_listed or note.dataset in self._whole):
+                return True
+        return False
 
     @cached_property
     def _exports(self) -> dict[tuple[str, str], _ExportNote]:
-        """The notes of exports of known datasets, by folder and name.
-
-        The contents of all other exports are unknown, so they are ordinary folders.
-        """
+        """The notes of exports of the datasets that were found, and of parents."""
         notes: dict[tuple[str, str], _ExportNote] = {}
         for where, folder in self._folders.by_place.items():
             for name in folder.files:
                 if name.endswith(schema.EXPORT):
                     with self._problems_of(where):
                         note = _export_note(folder.store, name)
-                        if note is not None and note.dataset in self._known:
+                        if note is not None and note.dataset in self._seen | self._ancestors:
                             notes[where, name] = note
         return notes
 
-    @property
-    def _known(self) -> set[str]:
-        """The digests of the datasets of which the images are known."""
-        return self._seen | self._ancestors
+    @cached_property
+    def _traces_of_exports(self) -> dict[tuple[str, str], Trace | None]:
+        """The traces of the exports, by folder and name."""
+        traces: dict[tuple[str, str], Trace | None] = {}
+        for place, note in self._exports.items():
+            traces[place] = None
+            with self._problems_of(place[0]):
+                traces[place] = self._of_export(*place, note)
+        return traces
 
-    def _of_export(self, folder: Folder, name: str) -> Iterator[Trace]:
-        note = self._exports.get((folder.where, name))
-        if note is None:
-            return
+    def _of_export(self, where: str, name: str, note: _ExportNote) -> Trace | None:
+        store = self._folders.by_place[where].store
         images = [i for i in self._images_of.get(note.dataset, ()) if i.split in note.splits]
         called = name.removesuffix(schema.EXPORT)
-        hashes = {image.sample.sha256 for image in images}
-        found = [*_listed(folder.store, called + examples.SUMS, hashes)]
-        if not images or (note.to == _IMAGE_FOLDER and not found):
-            return
-        what = f"{note.to}: {self._named(images)}"
+        # Only the files of images have these hashes, not those that pack many images.
+        asked = [] if note.dataset in self._whole else [key for _, key in self.lines]
+        found = [*_listed(store, called + examples.SUMS, self.sizes, asked)]
+        if not found and (not images or note.to == _IMAGE_FOLDER):
+            return None
+        what = f"{note.to}: {self._named(images) or 'the same bytes'}"
         if found:
             what += f" ({some(found)})"
         elif note.chosen:
             what += ", unless its filters excluded it"
         # Several exports may share a folder.
-        place = f"{folder.where}/{called}*" if called else folder.where
+        place = f"{where}/{called}*" if called else where
         action = f"export {self._successor(note.dataset)} to a new folder; then delete {place}"
-        yield Trace(place, EXPORT, what, action)
+        return Trace(place, EXPORT, what, action)
 
     def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
         text = _text(folder, name)
-        shown: list[TracedImage] = []
+        shown: set[str] = set()
         successors: list[str] = []
-        for digest, images in self._images_of.items():
-            there = [image for image in images if digest[:16] in text and _is_shown(image, text)]
+        for digest, lines in self._lines_of.items():
+            if digest[:16] not in text:
+                continue
+            there = {
+                line for line in lines if f">{html.escape(keys.split_and_key(line)[1])}<" in text
+            }
+            images = self._images_of.get(digest, ())
+            there |= {image.line for image in images if image.record_on_pages in text}
             if there:
-                shown += there
+                shown |= there
                 successors.append(self._successor(digest))
         if shown:
             where = folder.store.where(name)
             made_from = " and ".join(dict.fromkeys(successors))
             action = f"delete {where}; make it again from {made_from}"
-            yield Trace(where, PAGE, f"shows {self._named(shown)}", action)
+            yield Trace(where, PAGE, f"shows {self._in_words(shown)}", action)
 
     def _of_list(self, folder: Folder, name: str) -> Iterator[Trace]:
         start = folder.store.read(name, 0, _MOST_HEADER_BYTES)
@@ -543,11 +550,11 @@ class TraceSearch:
         text = _text(folder, name)
         rows = csv.reader(io.StringIO(text, newline="")) if is_table else [text.splitlines()]
         fields = {*itertools.chain.from_iterable(rows)}
-        images = itertools.chain.from_iterable(self._images_of.values())
-        named = [image for image in images if fields & {image.sample.key, image.line}]
+        lines = itertools.chain.from_iterable(self._lines_of.values())
+        named = {line for line in lines if fields & {line, keys.split_and_key(line)[1]}}
         if named:
             where = folder.store.where(name)
-            yield Trace(where, LIST, f"names {self._named(named)}", f"delete {where}")
+            yield Trace(where, LIST, f"names {self._in_words(named)}", f"delete {where}")
 
     def _of_cache(self, folder: Folder) -> Iterator[Trace]:
         """Yields a reader's cache, whose folder is named after the digest of the dataset."""
@@ -558,6 +565,7 @@ class TraceSearch:
             files = [*self._files_of_shards(folder, {image.shard for image in images})]
             if files:
                 content = f"{self._named(images)} in {some(sorted(files))}"
+                self._caches.append(folder.where)
                 yield Trace(folder.where, CACHE, content, f"delete {folder.where}")
 
     def _files_of_shards(self, cache: Folder, shards: Collection[str]) -> Iterator[str]:
@@ -582,18 +590,22 @@ class TraceSearch:
         log = local.path(schema.TRAINING_LOG)
         segments = receipt.segments_of(log)
         digest = segments[-1].state.dataset
-        holder = next((holder for holder in self.holders if holder.digest == digest), None)
-        if holder is not None:
-            used = receipt.receipt_for(holder.dataset, segments, log)
-            yield from self._of_uses(folder, holder, used)
-        elif digest in self._images_of:
+        traces: list[Trace] = []
+        for holder in self.holders:
+            if holder.digest == digest and not traces:
+                used = receipt.receipt_for(holder.dataset, segments, log)
+                traces += self._of_uses(folder, digest, used)
+        yield from traces
+        if not traces and digest in self._ancestors - self._whole:
             content = f"used a parent that was not found (manifest {digest[:16]})"
             yield Trace(folder.where, RUN, content, f"train again on {self._newest}")
 
-    def _of_uses(self, folder: Folder, holder: Holder, used: receipt.Receipt) -> Iterator[Trace]:
+    def _of_uses(self, folder: Folder, digest: str, used: receipt.Receipt) -> Iterator[Trace]:
         firsts: list[int] = []
         named: list[TracedImage] = []
-        for image in holder.images:
+        holders = (holder for holder in self.holders if holder.digest == digest)
+        images = itertools.chain.from_iterable(holder.images for holder in holders)
+        for image in images:
             if image.split == used.split:
                 kept = (u for u in used.uses(image.number) if u.weights != receipt.DISCARDED)
                 use = next(kept, None)
@@ -609,7 +621,7 @@ class TraceSearch:
         unseen = [checkpoint.name(step) for step in steps if step <= first]
         content = f"used {self._named(named)}, first in step {first:,}"
         content += f"; seen by {some(seen)}" if seen else "; no checkpoint has seen it"
-        action = f"train again on {self._successor(holder.digest)}"
+        action = f"train again on {self._successor(digest)}"
         action += f"; delete {some(seen)} and the models exported from them" if seen else ""
         if unseen:
             action += f"; {unseen[-1]} has not seen it, and may be kept"
@@ -618,7 +630,7 @@ class TraceSearch:
     def _of_files(self, folder: Folder) -> Iterator[Trace]:
         """Yields files with the bytes of an image, such as the photograph in the source."""
         for name, stat in folder.files.items():
-            if stat.size in self.sizes.values():
+            if stat.size in self.sizes.values() and not self._is_exported(folder, name):
                 digest = hashlib.sha256()
                 with folder.store.open_file(name, stat) as opened:
                     for _ in hashed(opened, [digest]):
@@ -654,13 +666,17 @@ def _export_note(store: Readable, name: str) -> _ExportNote | None:
         return None
 
 
-def _listed(store: Readable, name: str, hashes: Collection[str]) -> Iterator[str]:
-    """Yields the files with one of these sha256 in a list of sums."""
+def _listed(
+    store: Readable, name: str, hashes: Collection[str], asked: Sequence[str]
+) -> Iterator[str]:
+    """Yields the files in a list of sums that have one of these sha256, or names of these keys."""
     if store.size(name) is None:
         return
+    ends = tuple(f"/{key}" for key in asked)
     for line in store.read(name, most=MOST_LIST_BYTES).splitlines(keepends=True):
-        if line[:64].decode(errors="replace") in hashes:
-            yield examples.name_in(line)
+        file = examples.name_in(line)
+        if line[:64].decode(errors="replace") in hashes or file.endswith(ends):
+            yield file
 
 
 def _text(folder: Folder, name: str) -> str:
@@ -668,10 +684,3 @@ def _text(folder: Folder, name: str) -> str:
     if folder.files[name].size > _MOST_PAGE_BYTES:
         return ""
     return folder.store.read(name, most=_MOST_PAGE_BYTES).decode(errors="replace")
-
-
-def _is_shown(image: TracedImage, text: str) -> bool:
-    """Returns whether a page shows an image, or names its key."""
-    key = html.escape(image.sample.key)
-    record = f"{image.shard}, record {image.record}, byte "
-    return record in text or f">{key}<" in text

@@ -163,16 +163,20 @@ class DatasetFacts:
         # A custom class has a folder name instead of a WNID.
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
-    def images_of(self, keys: Sequence[str]) -> Iterator[ImageExample | None]:
-        """Yields the image of each key, or None; a damaged record becomes a problem."""
+    def images_of(self, keys: Sequence[str], total: int) -> Iterator[ImageExample | None]:
+        """Yields the image of each key, or None; a damaged record becomes a problem.
+
+        Two splits may have a key, so it is sought first in splits with `total` images, of which
+        these keys are some, and then in the order in which splits are evaluated.
+        """
         found: dict[str, tuple[Catalogue, CatalogueEntry]] = {}
-        # Predictions are mostly for validation or holdout. The keys of train take longest to read.
-        for split in reversed(schema.SPLITS):
-            missing = {*keys} - found.keys()
-            if missing and split in self.manifest.splits:
+        splits = [split for split in schema.EVALUATED_SPLITS if split in self.manifest.splits]
+        for split in sorted(splits, key=lambda name: self.manifest.splits[name].examples != total):
+            if missing := {*keys} - found.keys():
                 catalogue = Catalogue(self.dataset, (split,))
-                for key, entries in catalogue.find(missing).items():
-                    found[key] = (catalogue, entries[0])
+                for key, (entry, *_) in catalogue.find(missing).items():
+                    if entry.key == key:
+                        found[key] = (catalogue, entry)
         for key in keys:
             image = None
             if key in found:

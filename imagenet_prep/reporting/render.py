@@ -212,11 +212,11 @@ class PredictionCounts:
 def find_mistakes(
     counts: PredictionCounts,
     words: Callable[[int], str],
-    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
+    images_of: Callable[[Sequence[str], int], Iterable[ImageExample | None]],
 ) -> Mistakes:
     """Returns the mistakes with the words and pictures of a dataset."""
     mistakes = Mistakes(len(counts.examples), images=counts.images, wrong=counts.wrong)
-    images = images_of([prediction.key for prediction in counts.surest])
+    images = images_of([prediction.key for prediction in counts.surest], counts.images)
     for said, image in zip(counts.surest, images, strict=True):
         picture = image and sample.thumbnail(image.encoded)
         mistakes.surest.append(
@@ -267,12 +267,13 @@ def find_disagreements(
     labels_of: Mapping[str, Mapping[int, Collection[int]]],
     lists: Sequence[Json],
     words: Callable[[int], str],
-    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
+    images_of: Callable[[Sequence[str], int], Iterable[ImageExample | None]],
 ) -> Disagreements:
     """Returns the disagreements between label lists.
 
     `labels_of[NAME][i]` has the class indices of the image `keys[i]` according to the list NAME.
-    `words` returns the name of a class. `images_of` yields the image, or None, for each key.
+    `words` returns the name of a class. `images_of` yields the image, or None, for each
+    of some keys; it is also given the number of all keys.
     """
     result = Disagreements(lists)
     result.pairs = {pair: Counter() for pair in itertools.combinations(labels_of, 2)}
@@ -290,7 +291,7 @@ def find_disagreements(
             ranks.append((-kinds[APART], -kinds[NONE], number))
     result.differ = len(ranks)
     numbers = [number for *_, number in heapq.nsmallest(_MOST_CONFLICTS, ranks)]
-    images = images_of([keys[number] for number in numbers])
+    images = images_of([keys[number] for number in numbers], len(keys))
     for number, image in zip(numbers, images, strict=True):
         picture = image and sample.thumbnail(image.encoded)
         labels = {n: list(map(words, of[number])) for n, of in labels_of.items() if number in of}

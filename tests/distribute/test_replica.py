@@ -281,6 +281,20 @@ def test_only_parts_prevent_a_different_part(tmp_path: Path, data: bytes) -> Non
         part.refuse_others()
 
 
+@pytest.mark.parametrize("wanted", [WHOLE, Placement(0, 2, 1), Placement(1, 2, 2)])
+def test_older_versions_keep_their_part(tmp_path: Path, data: bytes, wanted: Placement) -> None:
+    """The whole dataset would fill the disk, and epochs over all parts would repeat its images."""
+    old = loads(data, "old")
+    newer = amended(old, old.digest)
+    held = Placement(1, 2, 1)
+    store = Replica(tmp_path / "replica", data).store
+    store.write(schema.MANIFEST, data)
+    store.write(schema.PLACEMENT, held.dumps(old.digest))
+    with pytest.raises(UsageError, match=says("remove-choose-different-folder", store.root, held)):
+        Replica(store.root, newer, wanted, replaces=True).refuse_others()
+    Replica(store.root, newer, held, replaces=True).refuse_others()
+
+
 def test_only_complete_files_of_a_parent_are_adopted(tmp_path: Path, data: bytes) -> None:
     parent = LocalStore(tmp_path / "set")
     path = parent.path(schema.shard_name("train", 0, 2))

@@ -313,6 +313,14 @@ def test_dataset_of_a_different_verb_is_not_changed(tmp_path: Path, unfinished: 
         make(tmp_path, resized(*BOTH, force=True))
 
 
+def test_part_of_a_dataset_is_not_completed(tmp_path: Path) -> None:
+    """Readers of the part would then pass over the shards that only a whole dataset has."""
+    make(tmp_path, resized(*BOTH))
+    (tmp_path / schema.PLACEMENT).write_text("{}")
+    with pytest.raises(UsageError, match=says("one-host-s-part-dataset", tmp_path)):
+        make(tmp_path, resized(*BOTH))
+
+
 @pytest.mark.parametrize("stranger", ["train.txt", "valid", "test-00000-of-00001"])
 def test_files_that_look_like_shards_are_refused(tmp_path: Path, stranger: str) -> None:
     (tmp_path / stranger).write_bytes(b"precious")

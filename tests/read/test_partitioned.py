@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import show
+from imagenet_prep import report, show
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, Size, catalogue, make_dataset
@@ -178,6 +178,37 @@ def numbers_here(part: Path) -> set[int]:
     """Returns the numbers of the training examples that a part stores."""
     found = catalogue.Catalogue(open_dataset(str(part), parts=True), ("train",))
     return {entry.number for entry in found.entries()}
+
+
+def test_keys_of_a_part_are_found_in_it(nodes: Nodes, colours: Path) -> None:
+    whole = open_one(colours, "train", World(), 4)
+    part = nodes(1)[0]
+    reader = open_one(part, "train", World(0, NODES, 0, 1), 4)
+    here = numbers_here(part)
+    assert 0 < len(here) < whole.num_examples
+    found = catalogue.Catalogue(open_dataset(str(part), parts=True), ("train",))
+    for number in range(whole.num_examples):
+        example = whole.example(number)
+        entries = found.find({example.filename}).get(example.filename, [])
+        assert [entry.number for entry in entries] == ([number] if number in here else [])
+        if number in here:
+            assert reader.find(example.filename) == number
+        else:
+            with pytest.raises(KeyError):
+                reader.find(example.filename)
+
+
+@pytest.mark.parametrize("flag", ["--compare", "--predictions"])
+def test_pages_that_need_all_images_refuse_parts(
+    nodes: Nodes, colours: Path, tmp_path: Path, flag: str
+) -> None:
+    """Otherwise, the images of the other nodes would seem to be missing."""
+    part = str(nodes(1)[0])
+    (tmp_path / "said.csv").write_text("key,class_index,top1,p1\n")
+    words = [part, flag, str(colours if flag == "--compare" else tmp_path / "said.csv")]
+    with pytest.raises(UsageError, match=says("command-needs-complete-dataset-use", part)):
+        report.run([*words, "--out", str(tmp_path / "page.html")])
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_one_host_measures_and_verifies_its_part(nodes: Nodes) -> None:

@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,88 +21,20 @@ from imagenet_prep.matching import find
 from imagenet_prep.read import make_dataset
 from imagenet_prep.removal import traces
 from imagenet_prep.removal.folders import SearchedFolders
+from imagenet_prep.removal.traced_images import stored_images
 from imagenet_prep.removal.traces import Trace, TraceSearch
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import checkpoint
-from tests.kit import command
 from tests.kit.layouts import write
 from tests.kit.messages import says
-from tests.kit.photographs import photograph
 from tests.kit.tfrecords import picture, plain, write_dataset
-
-CLASSES = ("cat", "dog")
-KEY = "cat/2.jpg"
-
-
-def image(number: int) -> bytes:
-    return photograph(40, 50, number)
-
-
-def done(*words: object, **how: Any) -> command.Finished:
-    result = command.run(*words, **how)
-    assert result.code == 0, result
-    return result
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of eight photographs in three shards; read-only."""
-    root = tmp_path_factory.mktemp("traces")
-    for number in range(8):
-        write(root / "photos" / CLASSES[number % 2] / f"{number}.jpg", image(number))
-    done("prepare", root / "photos", root / "set", "--train-shards", "3")
-    # The search would also find the photographs.
-    shutil.rmtree(root / "photos")
-    return root / "set"
-
-
-@pytest.fixture
-def dataset(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "world/set")
-    return tmp_path / "world/set"
-
-
-Search = Callable[..., TraceSearch]
-
-
-@pytest.fixture
-def searched(dataset: Path) -> Search:
-    """Searches for the image `KEY` in a folder; returns the search with its traces."""
-
-    def search(*places: Path | str, newest: Path | str = dataset) -> Any:
-        opened = open_dataset(str(newest))
-        sizes = {hashlib.sha256(image(2)).hexdigest(): len(image(2))}
-        made = TraceSearch(opened, sizes, [*map(str, places)], "NEW")
-        made.found = traced(made)  # type: ignore[attr-defined]
-        return made
-
-    return search
-
-
-def traced(search: TraceSearch) -> list[Trace]:
-    search.find()
-    return search.traces("NEW")
-
-
-def kinds(search: Any) -> dict[str, list[str]]:
-    """Returns the locations of the traces by kind, without the dataset itself."""
-    found: dict[str, list[str]] = {}
-    for trace in search.found:
-        if trace.kind != traces.DATASET:
-            found.setdefault(trace.kind, []).append(trace.place)
-    return found
+from tests.removal.conftest import CLASSES, KEY, Search, amend, done, image, kinds, traced
 
 
 def trace(search: Any, kind: str) -> Trace:
     (found,) = (trace for trace in search.found if trace.kind == kind)
     return found
-
-
-def amend(old: Path, new: Path, keys: str) -> Path:
-    write(new.with_suffix(".txt"), keys.encode())
-    done("amend", old, "--exclude", new.with_suffix(".txt"), "--out", new)
-    return new
 
 
 def test_versions_are_named_by_their_relation(dataset: Path, searched: Search) -> None:
@@ -131,7 +62,7 @@ def test_each_place_is_walked_once(dataset: Path, monkeypatch: pytest.MonkeyPatc
     done("resize", "-i", dataset, "-o", world / "small", "-r", "20")
     done("replicate", dataset, "--to", world.parent / "copy")
     small = open_dataset(str(world / "small"))
-    hashes = {image.sample.sha256: 1 for image in traces.stored_images(small)}
+    hashes = {image.sample.sha256: 1 for image in stored_images(small)}
     sizes = dict([*hashes.items()][:1])
     walks = Counter[str]()
     walk = SearchedFolders._walk
@@ -278,7 +209,7 @@ def test_part_does_not_hide_images_of_its_dataset(dataset: Path, tmp_path: Path)
         flags = ("--mode", "partition", "--part", f"{node}/3")
         done("replicate", dataset, "--to", tmp_path / f"parts/{node}", *flags)
     opened = open_dataset(str(dataset))
-    stored = list(traces.stored_images(opened))
+    stored = list(stored_images(opened))
     exports = set()
     for number in (0, -1):
         key = stored[number].sample.key
@@ -306,7 +237,7 @@ def test_places_of_other_splits_are_not_named(tmp_path: Path) -> None:
         done("export", world / "set", "--to", "webdataset", "--split", split, "--out", place)
         train(world / "set", world / "runs" / split, 2, split)
     opened = open_dataset(str(world / "set"))
-    for stored in traces.stored_images(opened):
+    for stored in stored_images(opened):
         search = TraceSearch(opened, {stored.sample.sha256: 1}, [str(world)], "NEW")
         made = (traces.EXPORT, traces.RUN)
         assert [trace.place for trace in traced(search) if trace.kind in made] == [

@@ -21,8 +21,9 @@ def test_images_without_a_common_label_come_first() -> None:
     }
     image = picture(0, jpeg(np.full((20, 30, 3), 90.0)))
 
-    def images_of(keys: Sequence[str]) -> list[ImageExample | None]:
-        return [None if key == "k3" else image for key in keys]
+    def images_of(shown: Sequence[str], total: int) -> list[ImageExample | None]:
+        assert total == len(keys)
+        return [None if key == "k3" else image for key in shown]
 
     keys = [f"k{n}" for n in range(6)]
     found = render.find_disagreements(keys, said, [], lambda index: f"class {index}", images_of)
@@ -41,5 +42,5 @@ def test_images_without_a_common_label_come_first() -> None:
 def test_a_page_shows_at_most_48_images() -> None:
     said = {"a": dict.fromkeys(range(200), (0,)), "b": dict.fromkeys(range(200), (1,))}
     keys = list(map(str, range(200)))
-    found = render.find_disagreements(keys, said, [], str, lambda some: [None] * len(some))
+    found = render.find_disagreements(keys, said, [], str, lambda some, _: [None] * len(some))
     assert (found.differ, len(found.shown)) == (200, 48)

@@ -355,18 +355,25 @@ def test_dollars_in_names_are_not_mathematics(
     assert "<script>" not in per_class.svg
 
 
-def test_images_are_found_by_key_in_validation_first(tmp_path: Path) -> None:
-    validation = [picture(0, plain(10)), picture(1, plain(11))]
-    train = [picture(0, plain(20)), picture(2, plain(22))]
+@pytest.mark.parametrize(
+    ("total", "first"),
+    [(1, 30), (2, 20), (3, 10), (0, 20), (4, 20)],
+    ids=["holdout", "validation", "train", "none", "other"],
+)
+def test_split_of_a_shared_key_is_the_evaluated_one(tmp_path: Path, total: int, first: int) -> None:
+    """It has as many images as were evaluated; otherwise, validation comes before holdout."""
+    train = [picture(0, plain(10)), picture(1, plain(11)), picture(2, plain(12))]
+    validation = [picture(0, plain(20)), picture(1, plain(21))]
+    splits = {"train": [train], "validation": [validation], "holdout": [[picture(0, plain(30))]]}
     root = tmp_path / "set"
-    write_dataset(root, {"train": [train], "validation": [validation]}, num_classes=3)
+    write_dataset(root, splits, num_classes=3)
     found = gathered((root, add_tables(root)))
-    keys = [train[1].filename, "none", train[0].filename, validation[1].filename]
+    keys = [train[2].filename, "none", train[0].filename]
 
-    images = [image and image.encoded for image in found.images_of(keys)]
+    images = [image and image.encoded for image in found.images_of(keys, total)]
 
     assert validation[0].filename == train[0].filename
-    assert images == [plain(22), None, plain(10), plain(11)]
+    assert images == [plain(12), None, plain(first)]
     assert found.problems == []
 
 
@@ -378,7 +385,7 @@ def test_damaged_images_are_problems_and_not_drawn(small: tuple[Path, Manifest])
     shard.write_bytes(data)
     found = gathered(small)
 
-    images = [*found.images_of([picture(number, plain(number)).filename for number in (0, 1)])]
+    images = [*found.images_of([picture(number, plain(number)).filename for number in (0, 1)], 0)]
 
     assert images[0] is not None
     assert images[1] is None

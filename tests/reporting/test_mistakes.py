@@ -28,7 +28,8 @@ def test_the_most_confident_mistakes_come_first() -> None:
     image = picture(0, jpeg(np.full((20, 30, 3), 90.0)))
     asked = []
 
-    def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
+    def images_of(keys: Sequence[str], total: int) -> Iterator[ImageExample | None]:
+        assert total == len(predictions)
         for key in keys:
             asked.append(key)
             yield None if key == "gone" else image
@@ -51,7 +52,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
 def test_a_page_shows_at_most_48_mistakes() -> None:
     predictions = (said(f"{n}", n % 200, n % 200 + 1, n / 10_000) for n in range(10_000))
     counts = render.PredictionCounts(predictions)
-    found = render.find_mistakes(counts, str, lambda keys: [None] * len(keys))
+    found = render.find_mistakes(counts, str, lambda keys, _: [None] * len(keys))
 
     assert (len(found.surest), len(found.pairs)) == (48, 30)
     assert found.surest[0].key == "9999"

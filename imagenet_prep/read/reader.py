@@ -339,6 +339,7 @@ class Reader(Generic[Array]):
         self._examples_read = self._loop_start
         self._is_restored = False
         self._loop = loop = object()
+        process = os.getpid()
         steps = self.steps_left
         for read, batch in self._batches(self.epoch, self._examples_read, steps):
             if self._feed.config.is_training:
@@ -349,6 +350,11 @@ class Reader(Generic[Array]):
                 # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch
+            if os.getpid() != process:
+                raise UsageError(
+                    "this loop was started in a different process, whose threads decode its "
+                    "batches. Start a new loop in each process."
+                )
 
     @property
     def _loop_start(self) -> int:
@@ -425,6 +431,7 @@ class Reader(Generic[Array]):
             "dataset": self.manifest.digest,
             **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
+            **({} if self._feed.config.is_training else {"training": False}),
             "recipe": self._feed.config.recipe_version,
             "seed": self._feed.config.seed,
             "window": self._feed.order.window,
@@ -492,8 +499,8 @@ class Reader(Generic[Array]):
         dataset must have the same number of nodes as before.
 
         Raises:
-          UsageError: dataset, split, seed, partition or choice differ from the state, or the state
-            is of a version whose recipe "resnet" did not antialias.
+          UsageError: dataset, split, `training`, seed, partition or choice differ from the state,
+            or the state is of a version whose recipe "resnet" did not antialias.
         """
         self.epoch, self._examples_read, window = self._position(state)
         self._feed.use_window(window)
@@ -528,8 +535,8 @@ class Reader(Generic[Array]):
                 f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
                 "examples in a different order. Use that version, or start from epoch 0."
             )
-        names = ("dataset", "split", "seed", "nodes", "copies", "choice", "weights", "sizes")
-        for name in names:
+        names = ("dataset", "split", "training", "seed", "nodes", "copies", "choice")
+        for name in (*names, "weights", "sizes"):
             if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, but this reader has "

@@ -8,10 +8,8 @@ notes that every command leaves, such as the digest of the dataset in export.jso
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import html
-import io
 import itertools
 import re
 import shlex
@@ -21,7 +19,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import strict_json
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import (
     DataDamagedError,
@@ -29,9 +26,7 @@ from imagenet_prep.core.errors import (
     IncompleteError,
     some,
 )
-from imagenet_prep.core.small_files import MOST_LIST_BYTES
-from imagenet_prep.core.strict_json import Json
-from imagenet_prep.dataset import column, keys, predictions, samples, schema
+from imagenet_prep.dataset import column, keys, schema
 from imagenet_prep.exporting import examples
 from imagenet_prep.matching import find
 from imagenet_prep.read import receipt
@@ -42,13 +37,22 @@ from imagenet_prep.removal.folders import (
     is_below,
     real,
 )
+from imagenet_prep.removal.naming_files import (
+    ExportNote,
+    export_note,
+    fields_in,
+    files_in_sums,
+    is_table,
+    lines_in,
+    page_text,
+)
 from imagenet_prep.removal.traced_images import TracedImage, images_with
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.ledger import find_source
 from imagenet_prep.storage.remote import hashed
-from imagenet_prep.storage.store import Readable, open_readable, same_place
+from imagenet_prep.storage.store import open_readable, same_place
 from imagenet_prep.trainer import checkpoint
 
 # Kinds of places.
@@ -64,11 +68,6 @@ CACHE = "cache"
 RUN = "run"
 FILE = "file"
 
-# A page of `report` has 5 MB.
-_MOST_PAGE_BYTES = 64 << 20
-# Tables of `duplicates`, `train --predictions` and `diff --out`, by their first line.
-_HEADERS = (find.HEADER, predictions.HEADER, samples.DIFFERENCES)
-_MOST_HEADER_BYTES = 200
 # Folders of `.work` that list images or have their hashes, by the start of their names.
 _LISTS = ("plan", "index", "hashes")
 # Files that pack many images: archives, files of the Hub, of MXNet and of TensorFlow.
@@ -103,16 +102,6 @@ class Holder(NamedTuple):
         return self.dataset.manifest.digest
 
 
-@dataclass(frozen=True)
-class _ExportNote:
-    """Fields of export.json."""
-
-    dataset: str
-    to: str
-    splits: dict[str, Json]
-    chosen: Json
-
-
 @dataclass
 class TraceSearch:
     """One search for traces of images of `dataset`.
@@ -136,7 +125,8 @@ class TraceSearch:
     problems: list[str] = field(default_factory=list)
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
-    _seen: set[str] = field(default_factory=set)  # digests of all datasets that were found
+    # The names of the shards that were found, by the digest of their dataset.
+    _shards: dict[str, set[str]] = field(default_factory=dict)
     _caches: list[str] = field(default_factory=list)  # places of caches with the images
     _newest: str = ""
 
@@ -156,7 +146,7 @@ class TraceSearch:
         }
         for folder in self._folders.by_place.values():
             is_in_cache = not caches.isdisjoint(folder.where.split("/"))
-            if is_in_cache or any(is_below(folder.where, place) for place in self._caches):
+            if is_in_cache or self._is_in_listed_cache(folder):
                 continue
             # A run that adds a split to a dataset publishes the shards before the manifest.
             names = folder.files.keys() - known.get(folder.where, ())
@@ -246,14 +236,12 @@ class TraceSearch:
     @cached_property
     def _whole(self) -> set[str]:
         """The digests of the datasets of which all shards were found, so all images are known."""
-        found: dict[str, set[str]] = {}
-        needed: dict[str, set[str]] = {}
-        for dataset in self._datasets:
-            manifest = dataset.manifest
-            needed[manifest.digest] = {shard.name for shard in manifest.shards}
-            here = itertools.chain.from_iterable(map(dataset.shards, manifest.splits))
-            found.setdefault(manifest.digest, set()).update(shard.name for shard in here)
-        return {digest for digest, names in needed.items() if names == found[digest]}
+        manifests = {each.manifest.digest: each.manifest for each in self._datasets}
+        return {
+            digest
+            for digest, made in manifests.items()
+            if self._shards[digest] == {shard.name for shard in made.shards}
+        }
 
     @cached_property
     def _lines_of(self) -> dict[str, set[str]]:
@@ -296,8 +284,11 @@ class TraceSearch:
                 f"imagenet-prep adopt {shlex.quote(dataset.where)}"
             )
         digest = dataset.manifest.digest
-        is_new = digest not in {self.dataset.manifest.digest, *self._seen}
-        self._seen.add(digest)
+        # Different parts of a dataset have different images.
+        here = _shards_in(dataset)
+        seen = self._shards.setdefault(digest, set())
+        is_new = digest != self.dataset.manifest.digest and not here <= seen
+        seen |= here
         self._datasets.append(dataset)
         if self.lines and self._kind_of(dataset) != OTHER:
             self._add_files_of_lines(dataset)
@@ -412,7 +403,7 @@ class TraceSearch:
 
     def _missing_parents(self) -> Iterator[Trace]:
         for digest in sorted(self._ancestors - self._whole):
-            content = "only a part was found" if digest in self._seen else "not found"
+            content = "only a part was found" if digest in self._shards else "not found"
             action = "if it still exists, delete it"
             yield Trace(f"manifest {digest[:16]}", PARENT, f"{content}; may have it", action)
 
@@ -480,15 +471,18 @@ class TraceSearch:
         return False
 
     @cached_property
-    def _exports(self) -> dict[tuple[str, str], _ExportNote]:
+    def _exports(self) -> dict[tuple[str, str], ExportNote]:
         """The notes of exports of the datasets that were found, and of parents."""
-        notes: dict[tuple[str, str], _ExportNote] = {}
+        notes: dict[tuple[str, str], ExportNote] = {}
         for where, folder in self._folders.by_place.items():
             for name in folder.files:
                 if name.endswith(schema.EXPORT):
                     with self._problems_of(where):
-                        note = _export_note(folder.store, name)
-                        if note is not None and note.dataset in self._seen | self._ancestors:
+                        note = export_note(folder.store, name)
+                        if (
+                            note is not None
+                            and note.dataset in self._shards.keys() | self._ancestors
+                        ):
                             notes[where, name] = note
         return notes
 
@@ -502,13 +496,13 @@ class TraceSearch:
                 traces[place] = self._of_export(*place, note)
         return traces
 
-    def _of_export(self, where: str, name: str, note: _ExportNote) -> Trace | None:
+    def _of_export(self, where: str, name: str, note: ExportNote) -> Trace | None:
         store = self._folders.by_place[where].store
         images = [i for i in self._images_of.get(note.dataset, ()) if i.split in note.splits]
         called = name.removesuffix(schema.EXPORT)
         # Only the files of images have these hashes, not those that pack many images.
         asked = [] if note.dataset in self._whole else [key for _, key in self.lines]
-        found = [*_listed(store, called + examples.SUMS, self.sizes, asked)]
+        found = [*files_in_sums(store, called + examples.SUMS, self.sizes, asked)]
         if not found and (not images or note.to == _IMAGE_FOLDER):
             return None
         what = f"{note.to}: {self._named(images) or 'the same bytes'}"
@@ -522,7 +516,7 @@ class TraceSearch:
         return Trace(place, EXPORT, what, action)
 
     def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
-        text = _text(folder, name)
+        text = page_text(folder, name)
         shown: set[str] = set()
         successors: list[str] = []
         for digest, lines in self._lines_of.items():
@@ -543,15 +537,16 @@ class TraceSearch:
             yield Trace(where, PAGE, f"shows {self._in_words(shown)}", action)
 
     def _of_list(self, folder: Folder, name: str) -> Iterator[Trace]:
-        start = folder.store.read(name, 0, _MOST_HEADER_BYTES)
-        is_table = any(start.startswith(",".join(head).encode()) for head in _HEADERS)
-        if not is_table and not (name.startswith("exclude-") and find.PAIRS in folder.files):
+        is_exclusion = name.startswith("exclude-") and find.PAIRS in folder.files
+        if not (is_exclusion or is_table(folder, name)) or self._is_in_listed_cache(folder):
             return
-        text = _text(folder, name)
-        rows = csv.reader(io.StringIO(text, newline="")) if is_table else [text.splitlines()]
-        fields = {*itertools.chain.from_iterable(rows)}
-        lines = itertools.chain.from_iterable(self._lines_of.values())
-        named = {line for line in lines if fields & {line, keys.split_and_key(line)[1]}}
+        lines_of: dict[str, set[str]] = {}
+        for line in itertools.chain.from_iterable(self._lines_of.values()):
+            for form in (line, keys.split_and_key(line)[1]):
+                lines_of.setdefault(form, set()).add(line)
+        named: set[str] = set()
+        for value in lines_in(folder, name) if is_exclusion else fields_in(folder, name):
+            named |= lines_of.get(value, set())
         if named:
             where = folder.store.where(name)
             yield Trace(where, LIST, f"names {self._in_words(named)}", f"delete {where}")
@@ -567,6 +562,9 @@ class TraceSearch:
                 content = f"{self._named(images)} in {some(sorted(files))}"
                 self._caches.append(folder.where)
                 yield Trace(folder.where, CACHE, content, f"delete {folder.where}")
+
+    def _is_in_listed_cache(self, folder: Folder) -> bool:
+        return any(is_below(folder.where, place) for place in self._caches)
 
     def _files_of_shards(self, cache: Folder, shards: Collection[str]) -> Iterator[str]:
         """Yields the cached shards, and their tables of samples and files of columns."""
@@ -649,6 +647,12 @@ class TraceSearch:
                 yield Path(trace.place)
 
 
+def _shards_in(dataset: Dataset) -> set[str]:
+    """Returns the names of the shards that a dataset, or a part of one, has in its folder."""
+    shards = itertools.chain.from_iterable(map(dataset.shards, dataset.manifest.splits))
+    return {shard.name for shard in shards}
+
+
 def _of_file(where: str) -> Trace:
     """Returns the trace of a file with the bytes of an image, or of a link to it."""
     target = real(where)
@@ -656,31 +660,3 @@ def _of_file(where: str) -> Trace:
     if is_remote(where) or not Path(where).is_symlink():
         return Trace(where, FILE, "the same bytes", f"delete {where}")
     return Trace(target, FILE, f"the same bytes; {where} links to it", f"delete {target}, {where}")
-
-
-def _export_note(store: Readable, name: str) -> _ExportNote | None:
-    """Returns the fields of export.json; None if a different program wrote it."""
-    try:
-        return strict_json.parse(_ExportNote, strict_json.loads(store.read(name)), others=True)
-    except ValueError:
-        return None
-
-
-def _listed(
-    store: Readable, name: str, hashes: Collection[str], asked: Sequence[str]
-) -> Iterator[str]:
-    """Yields the files in a list of sums that have one of these sha256, or names of these keys."""
-    if store.size(name) is None:
-        return
-    ends = tuple(f"/{key}" for key in asked)
-    for line in store.read(name, most=MOST_LIST_BYTES).splitlines(keepends=True):
-        file = examples.name_in(line)
-        if line[:64].decode(errors="replace") in hashes or file.endswith(ends):
-            yield file
-
-
-def _text(folder: Folder, name: str) -> str:
-    """Returns the text of a file; "" if it is too large for a page or list of this program."""
-    if folder.files[name].size > _MOST_PAGE_BYTES:
-        return ""
-    return folder.store.read(name, most=_MOST_PAGE_BYTES).decode(errors="replace")

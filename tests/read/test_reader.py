@@ -365,6 +365,19 @@ def test_loop_that_counts_steps_gets_complete_epochs(colours: Path, backend: str
     assert reader.state()["examples_read"] == 0
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_states_of_training_and_evaluation_differ(scenes: Path, training: bool) -> None:
+    """An evaluation would pass over the images that the training has read."""
+    readers = [
+        make_dataset(scenes, "train", 4, backend="native", world=World(), training=is_training)
+        for is_training in (training, not training)
+    ]
+    state = readers[0].state()
+    readers[0].restore(state)
+    with pytest.raises(UsageError, match=says("state-reader-use-same-dataset", "training")):
+        readers[1].restore(state)
+
+
 def test_examples_are_found_by_number_and_by_key(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,32 @@ def fork(colours: Path) -> None:
     assert len(seen(first) + expected) == 48
 
 
+def test_running_loop_ends_in_a_forked_process(colours: Path) -> None:
+    """The threads that decode its batches are not there, so it would wait for ever."""
+    dataloader.in_new_process(continue_in_fork, colours)
+
+
+def continue_in_fork(colours: Path) -> None:
+    reader = opened(colours, 8, seed=9)
+    loop = iter(reader)
+    next(loop)
+    here, there = multiprocessing.get_context("fork").Pipe()
+
+    def work() -> None:
+        try:
+            next(loop)
+        except UsageError as error:
+            there.send(str(error))
+
+    process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+    process.start()
+    there.close()
+    assert here.poll(300)
+    assert says("loop-started-different-process-whose").search(here.recv())
+    process.join()
+    assert len(seen_in(reader)) > 0
+
+
 def test_workers_read_a_remote_dataset_through_one_cache(colours: Path, tmp_path: Path) -> None:
     files = (path for path in colours.rglob("*") if path.is_file())
     content = {str(path.relative_to(colours)): path.read_bytes() for path in files}

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.removal import traces
 from imagenet_prep.removal.traces import TraceSearch
-from imagenet_prep.storage.dataset_store import open_dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from tests.kit.layouts import write
 from tests.removal.conftest import KEY, amend, done, image, kinds, traced
 
@@ -116,6 +116,32 @@ def test_exports_without_the_image_are_not_named(
     packed = {*kinds(found).get("export", ()), *found.not_opened}
     endings = ".*" if is_stored else ".rec"
     assert packed == {str(world / f"shared/{number}{endings}") for number in (0, 1)}
+
+
+def test_tables_without_a_manifest_are_lists(dataset: Path, tmp_path: Path, newest: Path) -> None:
+    """A killed copy of a dataset may have its tables of samples, which name the image."""
+    left = tmp_path / "left"
+    shutil.copytree(dataset, left / "set")
+    (left / "set/dataset.json").unlink()
+    found = searched(newest, left, stored=bool(shards_of(newest, KEY)))
+    tables = (left / "set/samples").glob("*.csv")
+    named = [str(path) for path in tables if KEY in path.read_text()]
+    assert kinds(found).get("list") == named
+    assert len(named) == 1
+
+
+def test_every_part_of_another_dataset_is_compared(dataset: Path, tmp_path: Path) -> None:
+    """Each has different images; a second copy of a part has none that are new."""
+    left = tmp_path / "left"
+    done("resize", "-i", dataset, "-o", tmp_path / "small", "-r", "20")
+    for node in range(3):
+        part = ("--mode", "partition", "--part", f"{node}/3")
+        done("replicate", tmp_path / "small", "--to", left / str(node), *part)
+    shutil.copytree(left / "0", left / "again")
+    compared: list[Dataset] = []
+    opened = open_dataset(str(dataset))
+    TraceSearch(opened, {}, [str(left)], "NEW", compared.append).find()
+    assert [each.where for each in compared] == [str(left / str(node)) for node in range(3)]
 
 
 def test_known_datasets_have_no_unopened_exports(dataset: Path, tmp_path: Path) -> None:

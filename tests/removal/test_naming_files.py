@@ -1,0 +1,60 @@
+"""Tables and lists that name images are read whole, and damaged ones are problems."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import predictions, samples
+from imagenet_prep.matching import find
+from imagenet_prep.removal.folders import Folder
+from imagenet_prep.removal.naming_files import fields_in, is_table, lines_in
+from imagenet_prep.storage.folder import LocalStore
+from tests.kit.layouts import write
+from tests.kit.messages import says
+
+NAME = "table.csv"
+
+
+def folder_with(root: Path, data: bytes) -> Folder:
+    write(root / NAME, data)
+    store = LocalStore(root)
+    return Folder(store, store.stats(""))
+
+
+@pytest.mark.parametrize(
+    ("header", "is_ours"),
+    [
+        (",".join(find.HEADER), True),
+        (",".join(predictions.HEADER), True),
+        (",".join(predictions.HEADER) + ",class sha256:0", True),
+        (",".join(samples.DIFFERENCES), True),
+        (samples.COLUMNS, True),
+        ("key,class", False),
+        (" " + samples.COLUMNS, False),
+    ],
+)
+def test_tables_are_known_by_their_first_line(tmp_path: Path, header: str, is_ours: bool) -> None:
+    assert is_table(folder_with(tmp_path, f"{header}\r\n".encode()), NAME) == is_ours
+
+
+def test_last_line_of_a_huge_table_is_read(tmp_path: Path) -> None:
+    """Predictions for all images of train have over 100 MB; larger files were passed over."""
+    long = b"x" * 100_000 + b",1\r\n"
+    folder = folder_with(tmp_path, long * 700 + b'"ant/1,2.jpg",0\r\n')
+    assert folder.files[NAME].size > 64 << 20
+    *_, key, number = fields_in(folder, NAME)
+    assert (key, number) == ("ant/1,2.jpg", "0")
+
+
+def test_lines_keep_their_blanks_and_commas(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, b"train: a,b .jpg\r\n\ncaf\xe9\nlast")
+    assert [*lines_in(folder, NAME)] == ["train: a,b .jpg", "", "caf\ufffd", "last"]
+
+
+def test_field_of_no_table_is_a_problem(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, b"a,b\n" + b"x" * 200_000)
+    with pytest.raises(DataDamagedError, match=says("no-table-program-wrote-look", tmp_path)):
+        list(fields_in(folder, NAME))

@@ -144,7 +144,8 @@ def only_one(
     """
     store.make_folder(_LOCKS)
     path = f"{_LOCKS}/{name.replace('/', '-')}"
-    descriptor = store.open(path, os.O_RDWR | os.O_CREAT)
+    with storage_errors("write", store.path(path)):
+        descriptor = store.open(path, os.O_RDWR | os.O_CREAT)
     try:
         try:
             flock(descriptor, store.path(path), fcntl.LOCK_EX | fcntl.LOCK_NB)

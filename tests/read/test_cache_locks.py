@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import schema
 from imagenet_prep.read import cache as cache_module
 from imagenet_prep.read.cache import HeldFile, only_one
@@ -128,6 +130,17 @@ def test_short_wait_for_a_lock_is_not_reported(
 def test_full_disk_does_not_break_a_lock(tmp_path: Path, system: System) -> None:
     system.fails("pwrite", errno.ENOSPC)
     with only_one(LocalStore(tmp_path), "some shard"):
+        pass
+
+
+def test_lock_that_cannot_be_opened_is_named(tmp_path: Path, system: System) -> None:
+    """On a read-only disk, a column's script showed only the name of the lock."""
+    store = LocalStore(tmp_path)
+    with only_one(store, "columns/big"):
+        pass
+    system.fails("open", errno.EROFS)
+    path = re.escape(str(tmp_path / ".work/locks/columns-big"))
+    with pytest.raises(StoreError, match=path), only_one(store, "columns/big"):
         pass
 
 

@@ -65,7 +65,7 @@ def newest(request: pytest.FixtureRequest, dataset: Path, tmp_path: Path) -> Pat
 
 
 @pytest.mark.parametrize("left", ["nothing", "part"])
-def test_no_export_of_a_missing_parent_is_passed_over(
+def test_exports_of_missing_parents_are_named(
     dataset: Path, newest: Path, tmp_path: Path, left: str
 ) -> None:
     world = tmp_path / "left"

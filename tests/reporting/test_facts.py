@@ -360,7 +360,7 @@ def test_dollars_in_names_are_not_mathematics(
     [(1, 30), (2, 20), (3, 10), (0, 20), (4, 20)],
     ids=["holdout", "validation", "train", "none", "other"],
 )
-def test_split_of_a_shared_key_is_the_evaluated_one(tmp_path: Path, total: int, first: int) -> None:
+def test_shared_keys_are_of_the_evaluated_split(tmp_path: Path, total: int, first: int) -> None:
     """It has as many images as were evaluated; otherwise, validation comes before holdout."""
     train = [picture(0, plain(10)), picture(1, plain(11)), picture(2, plain(12))]
     validation = [picture(0, plain(20)), picture(1, plain(21))]

@@ -422,8 +422,11 @@ def _detached(
 def status(folder: Path) -> int:
     """Prints whether the launch is running; returns 0 if it is, else its exit code."""
     record = _loaded(folder)
+    runs = record.runs
+    if not runs:
+        record = _loaded(folder)  # It may have ended, and reported that, after the record was read.
     process = f"pid {record.pid} on {record.host}"
-    if record.runs:
+    if runs:
         print(f"running since {record.since}, {process}")
         code = errors.EXIT_DONE
     elif record.exit is None:

@@ -271,6 +271,20 @@ def test_status_returns_an_exit_code_per_state(
     assert tail == [f"  line {number}" for number in range(10, 20)]
 
 
+def test_launch_that_ends_during_status_has_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HERE.save(tmp_path)
+
+    def ends(record: crew.LaunchRecord) -> bool:
+        dataclasses.replace(record, exit=4, ended="now").save(tmp_path)
+        return False
+
+    monkeypatch.setattr(crew.LaunchRecord, "runs", property(ends))
+    assert crew.status(tmp_path) == 4
+    assert says("ended-exit-code-started", "now", 4).match(capsys.readouterr().out)
+
+
 def test_launches_on_other_hosts_are_refused(tmp_path: Path) -> None:
     dataclasses.replace(HERE, host="node-9").save(tmp_path)
 

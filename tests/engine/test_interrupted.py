@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from imagenet_prep import verbs
 from imagenet_prep.engine import workers
-from tests.kit.command import wait_until
+from imagenet_prep.shards import writer
+from tests.kit.command import PATIENCE_S
 from tests.kit.dataset import contents
 from tests.kit.layouts import write
 from tests.kit.photographs import photograph
@@ -23,14 +25,26 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def interrupt_when_a_file_is_begun(patch: pytest.MonkeyPatch, out: Path) -> None:
+def interrupt_when_a_file_is_begun(patch: pytest.MonkeyPatch) -> None:
     """Makes the main thread's wait for the workers end like Ctrl-C, in the middle of a shard."""
+    begun = threading.Event()
+    interrupted = threading.Event()
+    record = writer._record
+    wait = workers.Threads.wait
 
-    def interrupted(*_: Any) -> bool:
-        wait_until(lambda: [*out.glob(".work/temporary/*")], "a temporary file")
-        raise KeyboardInterrupt
+    def hold(*given: Any) -> Any:
+        begun.set()
+        assert interrupted.wait(PATIENCE_S)
+        return record(*given)
 
-    patch.setattr(workers.Threads, "wait", interrupted)
+    def interrupt(started: workers.Threads, _: float) -> bool:
+        if begun.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+        return wait(started, 0.01)
+
+    patch.setattr(writer, "_record", hold)
+    patch.setattr(workers.Threads, "wait", interrupt)
 
 
 @pytest.mark.parametrize("verb", ["prepare", "resize"])
@@ -49,7 +63,7 @@ def test_interrupted_call_can_be_repeated_at_once(
     out = tmp_path / "interrupted"
 
     with pytest.MonkeyPatch.context() as patch:
-        interrupt_when_a_file_is_begun(patch, out)
+        interrupt_when_a_file_is_begun(patch)
         with pytest.raises(KeyboardInterrupt):
             run(**flags, **{place: out})
     run(**flags, **{place: out})

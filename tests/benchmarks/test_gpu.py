@@ -117,11 +117,12 @@ def test_steps_without_a_gpu_use_small_networks() -> None:
 def test_a_failed_step_reports_the_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     failing = python("print('before'); raise SystemExit('a | b')")
-    hangs = python("import time; print('begun', flush=True); time.sleep(600)", limit_s=0.5)
+    # A shell prints at once; on a busy machine, Python may take longer than the limit to start.
+    hangs = step_of("sh", "-c", "echo begun; exec sleep 600", limit_s=1.0)
     odd = step_of(sys.executable, "-c", "print('no figure')")._replace(figure=json.loads)
 
     assert gpu.attempt(failing, log) == (True, "failed with exit code 1: a b")
-    assert gpu.attempt(hangs, log) == (True, "failed: killed after 0 s: begun")
+    assert gpu.attempt(hangs, log) == (True, "failed: killed after 1 s: begun")
     failed, figure = gpu.attempt(odd, log)
     assert failed
     assert figure.startswith("failed: the output is not as expected: ")

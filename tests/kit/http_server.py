@@ -12,7 +12,6 @@ import http.server
 import random
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -99,6 +98,7 @@ class Server:
       redirect: redirects to this address instead of answering; "{path}" is replaced.
       requests: all requests, in order.
       connections: accepted so far.
+      closing: set when the server ends, so that it stalls no longer.
     """
 
     url: str
@@ -114,6 +114,7 @@ class Server:
     redirect: str = ""
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
+    closing: threading.Event = field(default_factory=threading.Event)
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,6 +142,7 @@ def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
     try:
         yield server
     finally:
+        server.closing.set()
         web.shutdown()
         web.server_close()
         thread.join()
@@ -234,7 +236,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault in ("cut", "stall"):
             sent = self._send(body[: len(body) // 2])
             if fault == "stall":
-                time.sleep(owner.stall_s)
+                owner.closing.wait(owner.stall_s)
             self.close_connection = True
             return sent
         return self._send(body)

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.kit import warm
+from tests.kit.command import wait_until
 
 
 def test_command_without_an_end_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +18,7 @@ def test_command_without_an_end_is_described(monkeypatch: pytest.MonkeyPatch) ->
         (forking,) = (pid for pid in warm.children(os.getpid()) if command in warm.children(pid))
         os.kill(forking, signal.SIGSTOP)
         try:
+            wait_until(lambda: warm._state(forking) == "T", "it is stopped")
             with pytest.raises(AssertionError, match=f"{forking} .*tests.kit.warm *: T "):
                 server.finish(timeout=0.1)
         finally:

@@ -276,19 +276,19 @@ def test_impossible_settings_are_usage_errors(
 
 
 @pytest.mark.parametrize(
-    ("timeout", "retries", "problem"),
+    ("timeout", "retries", "stall_s", "problem"),
     [
-        ("1", "0", says("no-data-arrived-time")),
-        ("1", "1", says("no-data-arrived-time")),
-        ("60", "0", says("connection-cut")),
+        ("1", "0", command.PATIENCE_S, says("no-data-arrived-time")),
+        ("1", "1", command.PATIENCE_S, says("no-data-arrived-time")),
+        ("60", "0", 0.5, says("connection-cut")),
     ],
 )
 def test_silent_server_is_given_up(
-    tmp_path: Path, timeout: str, retries: str, problem: re.Pattern[str]
+    tmp_path: Path, timeout: str, retries: str, stall_s: float, problem: re.Pattern[str]
 ) -> None:
-    """This server sends half of each answer, and closes the connection after 3 seconds."""
+    """This server sends half of each answer, and closes the connection some time later."""
     flags = ["--allow-other", "--what", "devkit", "--timeout", timeout, "--retries", retries]
-    with serve(FILES, plan=lambda *_: "stall", stall_s=3.0) as server:
+    with serve(FILES, plan=lambda *_: "stall", stall_s=stall_s) as server:
         result = command.run("download", *arguments(tmp_path, server.url, *flags))
 
     attempts = 1 + int(retries)

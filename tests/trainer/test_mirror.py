@@ -87,7 +87,8 @@ def test_mirrors_are_completed_after_an_outage(
     capsys: pytest.CaptureFixture[str],
     limits: Limits,
 ) -> None:
-    limits(last_upload_s=0.5)
+    # The reason of a failure is only printed if there is time for a further upload.
+    limits(last_upload_s=2.0)
     save = checkpoint.save
 
     def save_without_network(*words: Any, **more: Any) -> None:

@@ -17,12 +17,14 @@ from tests.kit.command import Finished, Running, wait_until
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts, stamps
 from tests.kit.lengths import long_except
 from tests.kit.messages import says
-from tests.kit.peers import NEVER_S, Peers
+from tests.kit.peers import LOST_AFTER_S, NEVER_S, Peers
 
 pytestmark = pytest.mark.slow
 
 NUM_SHARDS = 11
 ONE_WORKER = ("--workers", "1")
+# For tests that wait until a held process has the only unfinished task: its heartbeats may be late.
+PATIENT_S = 5.0
 
 
 @pytest.fixture
@@ -63,7 +65,11 @@ def test_killed_process_of_three_is_replaced(
 ) -> None:
     with peers.started("node1", step=step) as first:
         peers.await_held("node1", first)
-        with peers.started("node2") as second, peers.started("node3") as third:
+        patient = {"lost_after_s": PATIENT_S if step == "shard" else LOST_AFTER_S}
+        with (
+            peers.started("node2", **patient) as second,
+            peers.started("node3", **patient) as third,
+        ):
             wait_until(lambda: len(processes(out)) == 3, "three processes share the run")
             if step == "shard":
                 wait_until(lambda: len(shard_receipts(out)) == NUM_SHARDS - 1, "all other shards")
@@ -237,7 +243,11 @@ def test_processes_of_several_machines_share_a_bucket(
     one, two, three = (machine(f"node{number}") for number in (1, 2, 3))
     with one.started("node1", step=step) as first:
         one.await_held("node1", first)
-        with two.started("node2") as second, three.started("node3") as third:
+        patient = {"lost_after_s": PATIENT_S if step == "shard" else LOST_AFTER_S}
+        with (
+            two.started("node2", **patient) as second,
+            three.started("node3", **patient) as third,
+        ):
             if step == "shard":
                 wait_until(lambda: len(receipts_there()) == NUM_SHARDS - 1, "all other shards")
             first.kill()

@@ -180,9 +180,13 @@ class LocalStore:
             return sorted(entry.name for entry in entries if _is_file(entry))
 
     def stats(self, folder: str, _budget: object = None) -> dict[str, Stat]:
-        """Returns the state of each file directly in `folder`; empty if it does not exist."""
+        """Returns the state of each file directly in `folder` by name, in the order of the names.
+
+        It is empty if the folder does not exist.
+        """
         with self._entries(folder) as entries:
-            return {entry.name: Stat.of(entry.stat()) for entry in entries if _is_file(entry)}
+            found = {entry.name: Stat.of(entry.stat()) for entry in entries if _is_file(entry)}
+        return dict(sorted(found.items()))
 
     @contextlib.contextmanager
     def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:

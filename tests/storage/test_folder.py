@@ -29,6 +29,7 @@ from tests.kit.bounds import limited_memory
 from tests.kit.dataset import all_files
 from tests.kit.messages import says
 from tests.kit.system import System
+from tests.kit.ticks import until_changed
 
 ROOT = Path(__file__).parents[2]
 
@@ -630,13 +631,6 @@ def test_file_that_vanishes_during_listing_is_store_error(
         store.stats("")
 
 
-def later(path: Path, act: Callable[[], object]) -> None:
-    """Acts until the ctime of a file has changed: file systems count milliseconds."""
-    before = path.stat().st_ctime_ns
-    while path.stat().st_ctime_ns == before:
-        act()
-
-
 @pytest.mark.parametrize("change", ["linked", "a link removed", "written", "copied", "replaced"])
 def test_new_link_does_not_change_a_file(store: LocalStore, tmp_path: Path, change: str) -> None:
     path = store.path("a")
@@ -663,7 +657,7 @@ def test_new_link_does_not_change_a_file(store: LocalStore, tmp_path: Path, chan
             path.write_bytes(b"two")
             os.utime(path, ns=(0, status.st_mtime_ns - (change == "copied")))
 
-    later(path, act)
+    until_changed(path, act)
     if "link" in change:
         with store.open_file("a", stat) as file:
             assert file.read() == b"one"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger, verified_md5
 from tests.kit.system import System
+from tests.kit.ticks import until_changed
 
 MD5 = "0123456789abcdef0123456789abcdef"
 
@@ -29,13 +29,6 @@ def archive(tmp_path: Path) -> Path:
     path.write_bytes(b"content")
     note(path)
     return path
-
-
-def until_changed(path: Path, change: Callable[[], object]) -> None:
-    """Acts until the file system's clock has advanced: it ticks in milliseconds."""
-    before = path.stat().st_ctime_ns
-    while path.stat().st_ctime_ns == before:
-        change()
 
 
 def test_untouched_file_has_its_recorded_md5(archive: Path) -> None:

@@ -372,7 +372,7 @@ def test_decoding_child_ends_if_its_parent_is_killed(tmp_path: Path) -> None:
         from pathlib import Path
         from imagenet_prep.codec import cage, decoding
 
-        # To decode the image takes two minutes of processor time, so the child does not end by itself.
+        # The image takes two minutes of processor time: the child does not end by itself.
         cage.MOST_CPU_S = 3600
         data = Path(sys.argv[1]).read_bytes()
         with cage._borrowed() as child:

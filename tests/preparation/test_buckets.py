@@ -88,6 +88,7 @@ def resize(source: Store, out: Store, *splits: str, **more: Any) -> dict[str, An
 def test_resize_from_a_bucket_equals_resize_from_folder(
     given: Path, prefix: str, s3: S3Server, tmp_path: Path, into: str
 ) -> None:
+    scratch.remove_process_folder()  # with the files of earlier tests of this process
     expected = LocalStore(tmp_path / "expected")
     out = open_store(f"{prefix}/out")
     if into == "folder":

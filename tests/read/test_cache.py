@@ -46,6 +46,7 @@ from tests.kit.processes import open_below
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
+from tests.kit.ticks import until_changed
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -581,8 +582,12 @@ def plant(path: Path, data: bytes) -> None:
 def overwrite(path: Path, data: bytes) -> None:
     """Keeps size, inode and mtime, as a user can."""
     status = path.stat()
-    path.write_bytes(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    def act() -> None:
+        path.write_bytes(data)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    until_changed(path, act)
 
 
 @pytest.mark.parametrize("change", [plant, overwrite])

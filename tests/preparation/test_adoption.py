@@ -36,7 +36,7 @@ from tests.kit.receipts import plant_hashes
 from tests.kit.samples import add_tables
 from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
-from tests.kit.ticks import until_changed
+from tests.kit.ticks import overwrite
 
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
@@ -197,15 +197,9 @@ def test_shard_of_equal_size_and_time_is_rechecked(tmp_path: Path) -> None:
     seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
     assert not seen.problems
     shard = source.root / NAMES[0]
-    before = shard.stat()
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
-
-    def change() -> None:
-        shard.write_bytes(data)
-        os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    until_changed(shard, change)
+    overwrite(shard, data)
 
     seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
     assert len(seen.problems) == 1

@@ -46,7 +46,7 @@ from tests.kit.processes import open_below
 from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
-from tests.kit.ticks import until_changed
+from tests.kit.ticks import overwrite
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
@@ -577,17 +577,6 @@ def first_shard(server: Server, folder: Path) -> bytes:
 def plant(path: Path, data: bytes) -> None:
     path.unlink(missing_ok=True)
     path.write_bytes(data)
-
-
-def overwrite(path: Path, data: bytes) -> None:
-    """Keeps size, inode and mtime, as a user can."""
-    status = path.stat()
-
-    def act() -> None:
-        path.write_bytes(data)
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    until_changed(path, act)
 
 
 @pytest.mark.parametrize("change", [plant, overwrite])

@@ -20,7 +20,7 @@ from imagenet_prep.sources.folder import FolderSource
 from tests.kit.layouts import write
 from tests.kit.messages import says
 from tests.kit.system import System
-from tests.kit.ticks import until_changed
+from tests.kit.ticks import overwrite
 from tests.kit.trees import made
 
 OFFICIAL = labels.official_classes()
@@ -88,14 +88,8 @@ def test_identity_depends_on_names_sizes_and_times(root: Path) -> None:
 
 def test_identity_changes_if_the_old_time_is_restored(root: Path) -> None:
     image = root / "train" / FIRST / f"{FIRST}_7.JPEG"
-    status = image.stat()
     before = folder.find(root, ["train"]).identity
-
-    def change() -> None:
-        image.write_bytes(bytes(status.st_size))
-        os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-    until_changed(image, change)
+    overwrite(image, bytes(image.stat().st_size))
     assert folder.find(root, ["train"]).identity != before
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path

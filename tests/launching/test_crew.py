@@ -308,12 +308,17 @@ def test_mpirun_gets_only_names_and_our_ssh() -> None:
     assert words[-2 - len(through([])) - len(more) :] == [*more, *through(["python", "train"])]
 
 
+def unique(mark: str) -> str:
+    """Returns the mark of a launch: the end of a launch kills all ranks of this machine with it."""
+    return f"{mark}-{os.getpid()}"
+
+
 def test_mpiruns_ranks_keep_complete_lines_of_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # otherwise Python writes most lines in one piece
     starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", SAYS_LONG_LINES])]
-    order = LaunchOrder("of-this-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    order = LaunchOrder(unique("of-this-test"), str(tmp_path), [], {}, [], str(tmp_path / "logs"))
     code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
 
     said = capfd.readouterr()
@@ -334,7 +339,7 @@ def test_mpiruns_ranks_start_only_if_logs_are_writable(
 ) -> None:
     (tmp_path / "logs").write_text("no folder")
     starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", "print('evil')"])]
-    order = LaunchOrder("of-that-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    order = LaunchOrder(unique("of-that-test"), str(tmp_path), [], {}, [], str(tmp_path / "logs"))
     code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
 
     said = capfd.readouterr()

@@ -69,7 +69,7 @@ def run(cluster: Path, hosts: str, *words: str, verb: str = "launch", **env: str
 
 def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
     trained = ("--", "train", "--data-dir", str(cluster / "set"))
-    options = ("-np", str(ranks), "--hosts", "hosts", "--check-timeout", "20", "--dry-run")
+    options = ("-np", str(ranks), "--hosts", "hosts", "--check-timeout", "600", "--dry-run")
     return run(cluster, hosts, *options, *words, *trained)
 
 

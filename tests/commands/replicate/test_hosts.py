@@ -126,7 +126,8 @@ def test_changing_source_is_reported_and_never_mixed(hosts: Hosts, tmp_path: Pat
     make_dataset(source, shards=8, shard_bytes=500_000)
     before = contents(source)
     make_dataset(tmp_path / "next", shards=8, shard_bytes=500_000, seed=1)
-    with hosts.started(source, "--bandwidth-limit", "4") as running:
+    # After two of eight shards, there are three seconds to replace the files.
+    with hosts.started(source, "--bandwidth-limit", "1") as running:
         arrived = hosts.replica("10.0.0.1")
         command.wait_until(lambda: len(list(arrived.glob("train-*"))) >= 2, "shards arrive")
         for name, data in contents(tmp_path / "next").items():

@@ -222,7 +222,8 @@ def test_senders_with_a_failing_listener_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = [RuntimeError("a bug")]
-    led = Led(tmp_path, monkeypatch, one=[bug, bug], two=[WHOLE_AT_ONCE])
+    # The second sender starts again if it has not finished before the first one fails.
+    led = Led(tmp_path, monkeypatch, one=[bug, bug], two=[WHOLE_AT_ONCE] * 3)
     one, two = led.run()
 
     assert (one.state, two.state) == (HostState.FAILED, HostState.WHOLE)

@@ -81,7 +81,8 @@ def replicate(config: ReplicateConfig) -> Json:
     replicas = _to_hosts(config, source, manifest) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:
         complete = [replica["where"] for replica in replicas if "error" not in replica]
-        source.note_replicas(complete, manifest.digest)
+        copies = config.copies if config.mode == "partition" else 0
+        source.note_replicas(complete, manifest.digest, copies)
     return {
         "dataset": config.dataset,
         "digest": manifest.digest,

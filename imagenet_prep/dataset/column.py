@@ -396,8 +396,7 @@ class Placement:
         """The flags of `replicate` for this part; none for the complete dataset."""
         if self.nodes == 1:
             return []
-        part = f"{self.node}/{self.nodes}"
-        return ["--mode", "partition", "--part", part, "--copies", str(self.copies)]
+        return [*parts_on_hosts(self.copies), "--part", f"{self.node}/{self.nodes}"]
 
     def part(self, num_examples: int, turn: int) -> tuple[int, int]:
         """Returns (first, count) of the examples to read, shifted by `turn` (0 to `most_turn`).
@@ -477,6 +476,11 @@ class _Placed(Placement):
 
 
 WHOLE = Placement()
+
+
+def parts_on_hosts(copies: int) -> list[str]:
+    """Returns the flags of `replicate` for parts; none if `copies` is 0."""
+    return ["--mode", "partition", "--copies", str(copies)] if copies else []
 
 
 def load(root: Path, manifest: Manifest) -> Placement:

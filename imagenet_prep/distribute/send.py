@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from imagenet_prep.core import small_files
 from imagenet_prep.core.address import is_remote
@@ -127,22 +127,29 @@ class Original:
                 "complete. If it is a new dataset now, choose a different target."
             )
 
-    def note_replicas(self, places: Sequence[str], digest: str) -> None:
-        """Records the locations of complete replicas of the dataset with this digest."""
+    def note_replicas(self, places: Sequence[str], digest: str, copies: int = 0) -> None:
+        """Records the locations of complete replicas of the dataset with this digest.
+
+        `copies`: the number of hosts with each shard if each place has only its part; else 0.
+        """
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         journal = Journal(LocalStore(Path(self.base).expanduser()), schema.REPLICAS)
-        digests: dict[str, str] = {}
+        noted: dict[str, dict[str, Any]] = {}
         # Ignore errors: only `report` shows this list, and the dataset may be read-only.
         with contextlib.suppress(OSError, StoreError):
             for entry in journal.news():
                 match entry:
-                    case {"where": str(where), "digest": str(last)}:
-                        digests[where] = last
+                    case {"where": str(where), "digest": str()}:
+                        noted[where] = entry
             for place in places:
-                if digests.get(place) != digest:
-                    journal.add({"where": place, "when": when, "digest": digest})
+                entry = {"where": place, "when": when, "digest": digest}
+                if copies:
+                    entry["copies"] = copies
+                last = noted.get(place, {})
+                if any(last.get(name) != entry.get(name) for name in ("digest", "copies")):
+                    journal.add(entry)
 
     def _read(self, name: str) -> bytes:
         self._store.stat(name)  # raises AbsentError, also in a folder

@@ -79,6 +79,7 @@ class ImageFolderFormat(Format):
 
     def settled(self, source: ExportSource, parts: Sequence[ExportPart]) -> ImageFolderFormat:
         """Returns the format; raises UsageError if folder names would change labels."""
+        _refuse_nested(self.wnids, source.root)
         ordered = sorted(self.wnids)
         moved = [a for a, b in zip(self.wnids, ordered, strict=True) if a != b]
         if moved:
@@ -222,6 +223,16 @@ def _heads(records: Records, is_chosen: npt.NDArray[np.bool_]) -> Iterator[tuple
         yield class_index, key
 
 
+def _refuse_nested(wnids: Sequence[str], where: str) -> None:
+    """Raises UsageError for classes with a slash in their names, which would be two folders."""
+    nested = [wnid for wnid in wnids if "/" in wnid]
+    if nested:
+        raise UsageError(
+            f"{where}: {some(nested)}: readers of this format would take only one folder of these "
+            "paths as the class. Choose --to webdataset or parquet, or change the names."
+        )
+
+
 def _refuse_invalid(invalid: Sequence[str], where: str) -> None:
     """Raises an error for keys that are not valid as file names."""
     leading_out = [key for key in invalid if keys.leads_out(key)]
@@ -363,6 +374,11 @@ class RecordIOFormat(Format):
             return out, ""
         folder, slash, _ = out.rstrip("/").rpartition("/")
         return folder or slash or ".", f"{self.prefix}."
+
+    def settled(self, source: ExportSource, parts: Sequence[ExportPart]) -> RecordIOFormat:  # noqa: ARG002
+        """Returns the format; raises UsageError if paths in lists would name other classes."""
+        _refuse_nested(source.dataset.classes.wnids, source.root)
+        return self
 
     def pieces(self, part: ExportPart, examples: Iterable[Example]) -> Iterator[FilePiece]:
         """Yields each record after its lines in .lst and .idx, so that no line can be missing."""

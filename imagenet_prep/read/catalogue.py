@@ -110,7 +110,7 @@ class Catalogue:
         exact: dict[str, list[CatalogueEntry]] = {}
         similar: dict[str, list[CatalogueEntry]] = {}
         # Searching a table for a few strings takes a tenth of the time of parsing its lines.
-        parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
+        parts = [(key.rpartition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
             names = Names(records)

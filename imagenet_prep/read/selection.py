@@ -387,7 +387,11 @@ class Finder:
     def find(self, key: str) -> int:
         """See `Reader.find`."""
         similar = None
-        for hashed in map(hash, (key, key.partition("/")[2])):
+        # The name of a class may have slashes, too.
+        ends = itertools.accumulate(
+            range(key.count("/")), lambda end, _: end.partition("/")[2], initial=key
+        )
+        for hashed in map(hash, ends):
             first = np.searchsorted(self._hashed, np.int64(hashed), "left")
             end = np.searchsorted(self._hashed, np.int64(hashed), "right")
             for number in map(int, self._numbers[first:end]):

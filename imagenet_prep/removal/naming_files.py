@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -45,17 +45,12 @@ def export_note(store: Readable, name: str) -> ExportNote | None:
         return None
 
 
-def files_in_sums(
-    store: Readable, name: str, hashes: Collection[str], asked: Sequence[str]
-) -> Iterator[str]:
-    """Yields the files in a list of sums that have one of these sha256, or names of these keys."""
+def sums_in(store: Readable, name: str) -> Iterator[tuple[str, str]]:
+    """Yields sha256 and name of each file in a list of sums; nothing if there is no list."""
     if store.size(name) is None:
         return
-    ends = tuple(f"/{key}" for key in asked)
     for line in store.read(name, most=MOST_LIST_BYTES).splitlines(keepends=True):
-        file = examples.name_in(line)
-        if line[:64].decode(errors="replace") in hashes or file.endswith(ends):
-            yield file
+        yield line[:64].decode(errors="replace"), examples.name_in(line)
 
 
 def page_text(folder: Folder, name: str) -> str:

@@ -41,10 +41,10 @@ from imagenet_prep.removal.naming_files import (
     ExportNote,
     export_note,
     fields_in,
-    files_in_sums,
     is_table,
     lines_in,
     page_text,
+    sums_in,
 )
 from imagenet_prep.removal.traced_images import TracedImage, images_with
 from imagenet_prep.reporting import facts
@@ -102,6 +102,13 @@ class Holder(NamedTuple):
         return self.dataset.manifest.digest
 
 
+class _FoundExport(NamedTuple):
+    """An export: its trace if it has the images, and its files that are not named otherwise."""
+
+    trace: Trace | None
+    files: list[str]
+
+
 @dataclass
 class TraceSearch:
     """One search for traces of images of `dataset`.
@@ -128,6 +135,9 @@ class TraceSearch:
     # The names of the shards that were found, by the digest of their dataset.
     _shards: dict[str, set[str]] = field(default_factory=dict)
     _caches: list[str] = field(default_factory=list)  # places of caches with the images
+    # Those of `lines` of which the bytes are known, and exports that may have the other ones.
+    _located: set[tuple[str, str]] = field(default_factory=set)
+    _unknown_folders: list[str] = field(default_factory=list)
     _newest: str = ""
 
     @cached_property
@@ -137,24 +147,20 @@ class TraceSearch:
     @property
     def not_opened(self) -> list[str]:
         """The archives and other packed files in the searched folders, which are not read."""
-        packed = {*self._packed_sources}
-        # The folder of a reader's cache is named after its dataset.
-        caches = {digest[:16] for digest in self._whole}
+        packed = {*self._packed_sources, *self._unknown_folders}
         known = {
             dataset.where: {shard.name for shard in dataset.manifest.shards}
             for dataset in self._datasets
         }
         for folder in self._folders.by_place.values():
-            is_in_cache = not caches.isdisjoint(folder.where.split("/"))
-            if is_in_cache or self._is_in_listed_cache(folder):
-                continue
             # A run that adds a split to a dataset publishes the shards before the manifest.
             names = folder.files.keys() - known.get(folder.where, ())
-            names = {name for name in names if _PACKED.fullmatch(name)}
-            packed |= {folder.store.where(n) for n in names if not self._is_exported(folder, n)}
-            if folder.is_dataset:
-                continue
-            packed |= {folder.store.where(f"{schema.WORK}/{name}") for name in folder.hashes()}
+            if self._is_in_known_cache(folder):
+                names = {name for name in names if not schema.looks_like_shard(name)}
+            packed |= {folder.store.where(name) for name in names if _PACKED.fullmatch(name)}
+            if not folder.is_dataset:
+                packed |= {folder.store.where(f"{schema.WORK}/{name}") for name in folder.hashes()}
+        packed -= self._exported
         return sorted(packed)
 
     def find(self) -> None:
@@ -305,6 +311,7 @@ class TraceSearch:
             for sample in itertools.chain.from_iterable(dataset.rows(dataset.shards(split))):
                 if (split, sample.key) in self.lines:
                     self.sizes.update(sample.sizes)
+                    self._located.add((split, sample.key))
 
     def _find_holders(self) -> None:
         """Searches the tables of all datasets for the hashes that are known by now."""
@@ -327,6 +334,8 @@ class TraceSearch:
         for line in dataset_store.incidents(dataset.store, dataset.manifest):
             # Another dataset may have a different image with this key.
             is_same = kind != OTHER and (line.split, line.key) in self.lines
+            if is_same and line.sizes:
+                self._located.add((line.split, line.key))
             if not line.salt and (is_same or line.sizes.keys() & self.sizes.keys()):
                 yield keys.with_split(line.split, line.key)
 
@@ -377,21 +386,22 @@ class TraceSearch:
             delete = (
                 f"delete the dataset in {where}, but keep the other files there: {some(others)}"
             )
+        replicate = self._replicate(where, holder.digest, dataset.placement.flags)
         action = {
             DATASET: f"made again without it: {self._newest}. Then {delete}",
-            REPLICA: f"{self._replicate(where, holder.digest, dataset.placement)}; or {delete}",
+            REPLICA: f"{replicate}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
             VERSION: f"run imagenet-prep forget on it; then {delete}",
             OTHER: f"run imagenet-prep forget on it; then {delete}",
         }[holder.kind]
         return Trace(where, holder.kind, content, action)
 
-    def _replicate(self, to: str, digest: str, part: column.Placement = column.WHOLE) -> str:
-        """Returns how to replace a replica of a part of the dataset with this digest."""
+    def _replicate(self, to: str, digest: str, flags: Sequence[str]) -> str:
+        """Returns how to replace a replica of the dataset with this digest, with further flags."""
         successor = self._successor(digest)
         if successor != self._newest:
             return f"replace it by {successor}: replicate --replace"
-        words = ["imagenet-prep", "replicate", self._newest, "--to", to, "--replace", *part.flags]
+        words = ["imagenet-prep", "replicate", self._newest, "--to", to, "--replace", *flags]
         return shlex.join(words)
 
     def _successor(self, digest: str) -> str:
@@ -418,18 +428,20 @@ class TraceSearch:
                     continue
                 content = f"copied from {holder.dataset.where} on {note.when}; not looked at"
                 to = where
+                flags: list[str] = []
                 if not is_remote(where) and not where.startswith("/"):
                     to = f"hosts:HOSTSFILE:{where.partition(':')[2]}"
-                action = f"{self._replicate(to, note.digest)}; or delete it"
+                    flags = column.parts_on_hosts(note.copies)
+                action = f"{self._replicate(to, note.digest, flags)}; or delete it"
                 yield Trace(where, REPLICA, content, action)
 
     def _in_folder(self, folder: Folder) -> Iterator[Trace]:
         files = folder.files
         is_export = any(name.endswith(schema.EXPORT) for name in files)
         for name in files:
-            trace = self._traces_of_exports.get((folder.where, name))
-            if trace is not None:
-                yield trace
+            export = self._exports.get((folder.where, name))
+            if export is not None and export.trace is not None:
+                yield export.trace
             elif name.endswith(".html"):
                 yield from self._of_page(folder, name)
             elif name == find.PAIRS or name.endswith((".csv", ".txt")):
@@ -455,65 +467,62 @@ class TraceSearch:
                 f"Finish it, or delete {'these' if folder.is_dataset else 'the folder'}."
             )
 
-    def _is_exported(self, folder: Folder, name: str) -> bool:
-        """Returns whether a file is in an export that is listed, or that is known to be free.
-
-        The contents of all other exports are unknown, so their files are looked at.
-        """
-        for (place, note_name), note in self._exports.items():
-            called = note_name.removesuffix(schema.EXPORT)
-            is_inside = is_below(folder.where, place) and (
-                folder.where != place or name.startswith(called)
-            )
-            is_listed = self._traces_of_exports[place, note_name] is not None
-            if is_inside and (is_listed or note.dataset in self._whole):
-                return True
-        return False
-
     @cached_property
-    def _exports(self) -> dict[tuple[str, str], ExportNote]:
-        """The notes of exports of the datasets that were found, and of parents."""
-        notes: dict[tuple[str, str], ExportNote] = {}
+    def _exports(self) -> dict[tuple[str, str], _FoundExport]:
+        """The exports of the datasets that were found, and of parents, by folder and name.
+
+        The contents of all other exports are unknown, so they are ordinary folders.
+        """
+        datasets = self._shards.keys() | self._ancestors
+        exports: dict[tuple[str, str], _FoundExport] = {}
         for where, folder in self._folders.by_place.items():
             for name in folder.files:
                 if name.endswith(schema.EXPORT):
                     with self._problems_of(where):
                         note = export_note(folder.store, name)
-                        if (
-                            note is not None
-                            and note.dataset in self._shards.keys() | self._ancestors
-                        ):
-                            notes[where, name] = note
-        return notes
+                        if note is not None and note.dataset in datasets:
+                            exports[where, name] = self._of_export(folder, name, note)
+        return exports
 
     @cached_property
-    def _traces_of_exports(self) -> dict[tuple[str, str], Trace | None]:
-        """The traces of the exports, by folder and name."""
-        traces: dict[tuple[str, str], Trace | None] = {}
-        for place, note in self._exports.items():
-            traces[place] = None
-            with self._problems_of(place[0]):
-                traces[place] = self._of_export(*place, note)
-        return traces
+    def _exported(self) -> set[str]:
+        """The places of files that need not be named on their own."""
+        return {place for export in self._exports.values() for place in export.files}
 
-    def _of_export(self, where: str, name: str, note: ExportNote) -> Trace | None:
-        store = self._folders.by_place[where].store
+    def _of_export(self, folder: Folder, name: str, note: ExportNote) -> _FoundExport:
         images = [i for i in self._images_of.get(note.dataset, ()) if i.split in note.splits]
         called = name.removesuffix(schema.EXPORT)
-        # Only the files of images have these hashes, not those that pack many images.
-        asked = [] if note.dataset in self._whole else [key for _, key in self.lines]
-        found = [*files_in_sums(store, called + examples.SUMS, self.sizes, asked)]
+        found: list[str] = []
+        packed: list[str] = []
+        for sha256, file in sums_in(folder.store, called + examples.SUMS):
+            # Only the files of images have these hashes, not those that pack many images.
+            if sha256 in self.sizes:
+                found.append(file)
+            elif _PACKED.fullmatch(file):
+                packed.append(file)
         if not found and (not images or note.to == _IMAGE_FOLDER):
-            return None
+            return self._of_other_export(folder, note, packed)
         what = f"{note.to}: {self._named(images) or 'the same bytes'}"
         if found:
             what += f" ({some(found)})"
         elif note.chosen:
             what += ", unless its filters excluded it"
         # Several exports may share a folder.
-        place = f"{where}/{called}*" if called else where
+        place = f"{folder.where}/{called}*" if called else folder.where
         action = f"export {self._successor(note.dataset)} to a new folder; then delete {place}"
-        return Trace(place, EXPORT, what, action)
+        files = [*map(folder.store.where, [*found, *packed])]
+        return _FoundExport(Trace(place, EXPORT, what, action), files)
+
+    def _of_other_export(
+        self, folder: Folder, note: ExportNote, packed: Iterable[str]
+    ) -> _FoundExport:
+        """Returns an export that has no file of the images, as far as they are known."""
+        if note.dataset in self._whole:
+            return _FoundExport(None, [*map(folder.store.where, packed)])
+        unknown = {*self.lines} - self._located
+        if note.to == _IMAGE_FOLDER and any(split in note.splits for split, _ in unknown):
+            self._unknown_folders.append(folder.where)
+        return _FoundExport(None, [])
 
     def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
         text = page_text(folder, name)
@@ -562,6 +571,12 @@ class TraceSearch:
                 content = f"{self._named(images)} in {some(sorted(files))}"
                 self._caches.append(folder.where)
                 yield Trace(folder.where, CACHE, content, f"delete {folder.where}")
+
+    def _is_in_known_cache(self, folder: Folder) -> bool:
+        """Returns whether a folder is in a cache that is listed, or that is known to be free."""
+        # The folder of a reader's cache is named after its dataset.
+        free = {digest[:16] for digest in self._whole}
+        return self._is_in_listed_cache(folder) or not free.isdisjoint(folder.where.split("/"))
 
     def _is_in_listed_cache(self, folder: Folder) -> bool:
         return any(is_below(folder.where, place) for place in self._caches)
@@ -628,7 +643,8 @@ class TraceSearch:
     def _of_files(self, folder: Folder) -> Iterator[Trace]:
         """Yields files with the bytes of an image, such as the photograph in the source."""
         for name, stat in folder.files.items():
-            if stat.size in self.sizes.values() and not self._is_exported(folder, name):
+            is_named = folder.store.where(name) in self._exported
+            if stat.size in self.sizes.values() and not is_named:
                 digest = hashlib.sha256()
                 with folder.store.open_file(name, stat) as opened:
                     for _ in hashed(opened, [digest]):

@@ -57,11 +57,15 @@ _PROOF = "md5 of the sources"
 
 @dataclass(frozen=True)
 class ReplicaNote:
-    """A replica of the dataset, and the time when it was verified."""
+    """A replica of the dataset, and the time when it was verified.
+
+    `copies` is the number of hosts with each shard if each host has only its part; else 0.
+    """
 
     where: str
     when: str
     digest: str
+    copies: int = 0
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,13 @@ def test_replicas_are_noted_once_per_version(root: Path) -> None:
     assert lines(root)[2:] == [("x", "2"), ("z", "2"), ("y", "2"), ("x", "1")]
 
 
+def test_notes_tell_how_parts_were_made(root: Path) -> None:
+    for copies in (0, 2, 2, 1, 0):
+        opened(root).note_replicas(["x"], "1", copies)
+    notes = [json.loads(line) for line in (root / schema.REPLICAS).read_text().splitlines()]
+    assert [note.get("copies") for note in notes] == [None, 2, 1, None]
+
+
 def test_notes_about_replicas_survive_other_lines(root: Path) -> None:
     notes = root / schema.REPLICAS
     notes.parent.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import record_files
 from imagenet_prep.exporting import formats
-from imagenet_prep.exporting.examples import Example, ExportPart, Written
+from imagenet_prep.exporting.examples import Example, ExportPart, Format, Written
 from imagenet_prep.exporting.formats import (
     ImageFolderFormat,
     RecordIOFormat,
@@ -23,6 +23,7 @@ from imagenet_prep.exporting.formats import (
     WebDatasetFormat,
     sample_key,
 )
+from tests.kit.messages import says
 
 WNIDS = ("n00000001", "n00000002")
 
@@ -229,6 +230,16 @@ def test_only_a_holdout_may_be_written_as_val(split: str, top: str, *, as_val: b
 def test_prefix_of_recordio_is_the_last_name(out: str, folder: str) -> None:
     assert RecordIOFormat("train").place(out) == (folder, "train.")
     assert RecordIOFormat().place(out) == (out, "")
+
+
+@pytest.mark.parametrize("made", [folder_format("cat", "dog/pug"), RecordIOFormat("train")])
+def test_class_of_two_folders_is_refused(made: Format) -> None:
+    """ImageFolder would merge `dog/pug` and `dog/poodle`."""
+    dataset = SimpleNamespace(classes=SimpleNamespace(wnids=("cat", "dog/pug")))
+    source: Any = SimpleNamespace(root="set", dataset=dataset)
+    wrong = says("readers-format-would-take-only", "set", "dog/pug")
+    with pytest.raises(UsageError, match=wrong):
+        made.settled(source, [])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from imagenet_prep.read.catalogue import Catalogue, CatalogueEntry
 from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Finder
 from imagenet_prep.storage.dataset_store import open_dataset
+from tests.kit import command
+from tests.kit.layouts import write
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
@@ -44,6 +46,28 @@ def expected(entries: list[CatalogueEntry], key: str) -> list[CatalogueEntry]:
     for entry in [entry for entry in entries if entry.key == key] or similar:
         first.setdefault(entry.split, entry)
     return [*first.values()]
+
+
+def test_classes_with_slashes_are_no_obstacle(tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        names = [f"{split}-{number}.jpg" for number in range(4)]
+        for number, name in enumerate(names):
+            write(tmp_path / "source" / split / name, plain(number))
+        rows = zip(names, ("dog/pug", "cat", "dog/pug", "dog/poodle"), strict=True)
+        lines = ["filename,label", *(f"{name},{label}" for name, label in rows)]
+        write(tmp_path / f"source/{split}.csv", "\n".join(lines).encode())
+    done = command.run("prepare", tmp_path / "source", tmp_path / "set", "--keep-original")
+    assert done.code == 0, done
+    dataset = open_dataset(str(tmp_path / "set"))
+    catalogue = Catalogue(dataset, ["train"])
+    entries = [*catalogue.entries()]
+    finder = Finder(Records(dataset, "train"))
+    assert {entry.wnid for entry in entries} == {"dog/pug", "cat", "dog/poodle"}
+    for entry in entries:
+        name = entry.key.rpartition("/")[2]
+        for key in (entry.key, name, f"{entry.wnid}/{name}"):
+            assert catalogue.find({key}) == {key: [entry]}
+            assert finder.find(key) == entry.number
 
 
 @pytest.mark.parametrize("tables", [True, False], ids=["tables", "records"])

@@ -35,19 +35,25 @@ def shards_of(dataset: Path, key: str) -> list[str]:
     return [path.stem for path in (dataset / "samples").glob("*.csv") if key in path.read_text()]
 
 
+def tables(dataset: Path) -> str:
+    """Returns the tables of samples of a dataset as one text."""
+    return "".join(path.read_text() for path in (dataset / "samples").glob("*.csv"))
+
+
 def tops(places: Iterable[str], world: Path) -> set[str]:
     """Returns the names of the folders in `world` that have the places."""
     return {Path(place).relative_to(world).parts[0] for place in places}
 
 
-def searched(newest: Path, world: Path, *, stored: bool) -> TraceSearch:
-    """Searches for `KEY` as `forget --keys` does: by hash if the newest version stores it."""
+def searched(newest: Path, world: Path) -> TraceSearch:
+    """Searches for `KEY` as `forget --keys` does: by hash if the newest version has it."""
+    is_known = KEY in tables(newest) + (newest / "quarantine.jsonl").read_text()
     search = TraceSearch(
         open_dataset(str(newest)),
-        {hashlib.sha256(image(2)).hexdigest(): len(image(2))} if stored else {},
+        {hashlib.sha256(image(2)).hexdigest(): len(image(2))} if is_known else {},
         [str(world)],
         "NEW",
-        lines=() if stored else {("train", KEY)},
+        lines=() if KEY in tables(newest) else {("train", KEY)},
     )
     search.found = traced(search)  # type: ignore[attr-defined]
     return search
@@ -79,16 +85,17 @@ def test_exports_of_missing_parents_are_named(
         lacking = (p for p in (tmp_path / "parts").iterdir() if not shards_of(p, KEY))
         shutil.move(next(lacking), world / "part")
     shutil.rmtree(dataset)
-    is_stored = bool(shards_of(newest, KEY))
 
-    found = searched(newest, world, stored=is_stored)
+    found = searched(newest, world)
 
     by_kind = kinds(found)
     assert by_kind["page"] == [str(world / "page.html")]
     assert by_kind["list"] == [str(world / "pairs.csv")]
-    listed = tops([*by_kind["export"], *by_kind.get("cache", ())], world)
+    listed = tops([*by_kind.get("export", ()), *by_kind.get("cache", ())], world)
     all_places = {"folder", *PACKED, cache}
-    assert listed == (all_places if is_stored else {"folder"})
+    is_forgotten = KEY not in (newest / "quarantine.jsonl").read_text() + tables(newest)
+    expected = set() if is_forgotten else {"folder"}
+    assert listed == (all_places if KEY in tables(newest) else expected)
     assert listed | tops(found.not_opened, world) == all_places
     assert "file" not in by_kind
     (parent,) = (trace for trace in found.found if trace.place.startswith("manifest "))
@@ -108,14 +115,78 @@ def test_exports_without_the_image_are_not_named(
         more = ("--to", "recordio", "--split", "train", "--keys", tmp_path / "one")
         done("export", dataset, *more, "--out", world / f"shared/{number}")
     shutil.rmtree(dataset)
-    is_stored = bool(shards_of(newest, KEY))
 
-    found = searched(newest, world, stored=is_stored)
+    found = searched(newest, world)
 
     assert str(world / "folder") not in kinds(found).get("export", ())
     packed = {*kinds(found).get("export", ()), *found.not_opened}
-    endings = ".*" if is_stored else ".rec"
+    is_forgotten = KEY not in (newest / "quarantine.jsonl").read_text() + tables(newest)
+    packed -= {str(world / "folder")} if is_forgotten else set()
+    endings = ".*" if KEY in tables(newest) else ".rec"
     assert packed == {str(world / f"shared/{number}{endings}") for number in (0, 1)}
+
+
+@pytest.mark.parametrize("to", ["folder", "parquet", "recordio"])
+def test_only_files_of_an_export_belong_to_it(dataset: Path, tmp_path: Path, to: str) -> None:
+    """Other files next to them are compared or named, whether the export has the image or not."""
+    for split_key in (KEY, OTHER):
+        write(tmp_path / "one", f"{split_key}\n".encode())
+        world = tmp_path / split_key.partition("/")[0]
+        more = ("--keys", tmp_path / "one", "--allow-empty-class") if to == "folder" else ()
+        done("export", dataset, "--to", to, *more, "--out", world)
+        for place in (world, world / "mine"):
+            write(place / "x.jpg", image(2))
+            write(place / "backup.tar", b"packed")
+
+        found = searched(dataset, world)
+
+        own = [str(world / "mine/x.jpg"), str(world / "x.jpg")]
+        assert sorted(kinds(found)["file"]) == own
+        assert found.not_opened == [str(world / "backup.tar"), str(world / "mine/backup.tar")]
+        has_image = to != "folder" or split_key == KEY
+        assert kinds(found).get("export", []) == ([str(world)] if has_image else [])
+
+
+def test_export_without_its_sums_is_an_ordinary_folder(dataset: Path, tmp_path: Path) -> None:
+    world = tmp_path / "left"
+    done("export", dataset, "--to", "folder", "--out", world / "folder")
+    done("export", dataset, "--to", "webdataset", "--out", world / "tars")
+    for name in ("folder", "tars"):
+        (world / name / "SHA256SUMS").unlink()
+    found = searched(dataset, world)
+    assert kinds(found) == {
+        "export": [str(world / "tars")],
+        "file": [str(world / "folder/train" / KEY)],
+    }
+    assert found.not_opened == sorted(map(str, (world / "tars").glob("*.tar")))
+
+
+@pytest.mark.parametrize("where", ["nowhere", "found", "in a parent"])
+def test_exported_names_do_not_tell_a_forgotten_image(
+    dataset: Path, tmp_path: Path, where: str
+) -> None:
+    """Relabelled and renamed images have other names, and other images may have this one."""
+    write(tmp_path / "relabel.csv", f"key,class\n{KEY},dog\n".encode())
+    world = tmp_path / "left"
+    moved = tmp_path / "moved"
+    done("amend", dataset, "--relabel", tmp_path / "relabel.csv", "--out", moved)
+    done("export", moved, "--to", "folder", "--out", world / "folder")
+    write(tmp_path / "keys", KEY.encode())
+    flags = ("--keys", tmp_path / "keys", "--exact", "--out", tmp_path / "newest")
+    done("forget", moved, *flags)
+    if where == "found":
+        shutil.move(moved, world / "moved")
+    elif where == "in a parent":
+        shutil.move(dataset, world / "dataset")
+    else:
+        shutil.rmtree(dataset)
+        shutil.rmtree(moved)
+
+    found = searched(tmp_path / "newest", world)
+
+    is_known = where != "nowhere"
+    assert found.not_opened == ([] if is_known else [str(world / "folder")])
+    assert kinds(found).get("export", []) == ([str(world / "folder")] if is_known else [])
 
 
 def test_tables_without_a_manifest_are_lists(dataset: Path, tmp_path: Path, newest: Path) -> None:
@@ -123,9 +194,9 @@ def test_tables_without_a_manifest_are_lists(dataset: Path, tmp_path: Path, newe
     left = tmp_path / "left"
     shutil.copytree(dataset, left / "set")
     (left / "set/dataset.json").unlink()
-    found = searched(newest, left, stored=bool(shards_of(newest, KEY)))
-    tables = (left / "set/samples").glob("*.csv")
-    named = [str(path) for path in tables if KEY in path.read_text()]
+    found = searched(newest, left)
+    samples = (left / "set/samples").glob("*.csv")
+    named = [str(path) for path in samples if KEY in path.read_text()]
     assert kinds(found).get("list") == named
     assert len(named) == 1
 
@@ -149,6 +220,6 @@ def test_known_datasets_have_no_unopened_exports(dataset: Path, tmp_path: Path) 
     world = dataset.parent
     cache = make_from(dataset, world)
     write(world / cache / "train-00000-of-00003", b"")
-    found = searched(newest, world, stored=False)
+    found = searched(newest, world)
     assert tops(kinds(found)["export"], world) == {"folder", *PACKED}
     assert found.not_opened == []

@@ -129,6 +129,7 @@ def test_replicas_in_notes_are_searched_or_only_named(
         {"where": "host:/data/set", "digest": digest},
         {"where": "s3://bucket/set", "digest": digest},
         {"where": "host2:/data/set", "digest": "0" * 64},
+        {"where": "node:/data/part", "digest": digest, "copies": 2},
     ]
     (tmp_path / "unfinished").mkdir()
     # No command searches the folders of a user because a note names one.
@@ -145,6 +146,7 @@ def test_replicas_in_notes_are_searched_or_only_named(
             str(tmp_path / "home"),
             "host:/data/set",
             "s3://bucket/set",
+            "node:/data/part",
         ]
     }
     (content,) = (t.content for t in found.found if t.place == str(tmp_path / "replica"))
@@ -152,7 +154,9 @@ def test_replicas_in_notes_are_searched_or_only_named(
     actions = [trace.action for trace in found.found if trace.kind == "replica"]
     assert f"--to {tmp_path}/unfinished --replace" in actions[1]
     assert "--to hosts:HOSTSFILE:/data/set --replace" in actions[3]
-    assert "--to s3://bucket/set --replace" in actions[4]
+    assert "--to s3://bucket/set --replace;" in actions[4]
+    flags = "--to hosts:HOSTSFILE:/data/part --replace --mode partition --copies 2;"
+    assert flags in actions[5]
 
 
 def test_printed_commands_can_be_pasted(dataset: Path, tmp_path: Path, searched: Search) -> None:
@@ -470,7 +474,7 @@ def test_packed_files_are_named_as_not_opened(
     root = tmp_path / "search"
     packed = ("photos.tar", "a/PHOTOS.TAR.GZ", "a/b.tgz", "z.zip", "hub/train.parquet", "m.rec")
     packed += ("old/train-00000-of-00002", "c.tar.zst", "d.7z")
-    cache = f"{open_dataset(str(dataset)).manifest.digest[:16]}/t-00000-of-00001"
+    cache = f"{open_dataset(str(dataset)).manifest.digest[:16]}/train-00000-of-00001"
     for name in (*packed, "photos.tar.txt", "tar", "a.md5", cache):
         write(root / name, b"packed")
     done("export", dataset, "--to", "webdataset", "--out", root / "exported")

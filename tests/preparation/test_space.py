@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +14,14 @@ from typing import Any, cast
 import pytest
 
 from imagenet_prep.codec.transform import keep
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import BadImageError, StoreError
 from imagenet_prep.core.terminal import human_bytes
+from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import space
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
-from imagenet_prep.preparation.tasks import PLAN_FOLDER
+from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, SourcePart
@@ -71,17 +73,43 @@ def test_unfinished_shards_must_fit(
             forecast.require_space_for_shards([PLAN], finished)
 
 
+TOO_SMALL = pytest.raises(StoreError, match="are needed, since images are unpacked first")
+
+
+def stored(data: bytes) -> Any:
+    """Returns a stored image that has the bytes of the source."""
+    return SimpleNamespace(encoded=data)
+
+
+def never(_: bytes) -> Any:
+    raise AssertionError("an image was encoded")
+
+
+def bucket_beside(disk: Disk, folder: Path) -> LocalStore:
+    """Returns a bucket whose temporary files are on `disk`."""
+
+    class Bucket(LocalStore):
+        as_folder = None
+        local = disk
+
+    return Bucket(folder)
+
+
 class Packs(Packed):
-    """A source of packed files with images of 10 kB, 1 MB in each."""
+    """A source of packed files with 1 MB in each: images of 10 kB, of 1 kB in validation."""
 
     def __init__(self, *names: str) -> None:
         names = names or ("pack",)
-        tasks = tuple(IndexTask(name, "train", name, num_bytes=1_000_000) for name in names)
+        splits = {name: "validation" if name == "validation" else "train" for name in names}
+        tasks = tuple(
+            IndexTask(name, split, name, num_bytes=1_000_000) for name, split in splits.items()
+        )
         parts = tuple(SourcePart(name, 9, 1) for name in names)
         super().__init__(CLASSES, parts, tasks=tasks)
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        return (PackedImage(f"{task.name}/{number}", 0, bytes(10_000)) for number in range(100))
+        size = 10_000 if task.split == "train" else 1_000
+        return (PackedImage(f"{task.name}/{number}", 0, bytes(size)) for number in range(100))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +120,9 @@ class Packs(Packed):
         (2_205_000, 0, False),
         (1_631_000, 500_000, True),
         (1_630_000, 500_000, False),
+        # More shards than estimated free no space for images.
+        (1_000_000, 3_000_000, True),
+        (999_999, 3_000_000, False),
     ],
 )
 def test_unpacked_images_and_shards_must_fit_together(
@@ -102,17 +133,57 @@ def test_unpacked_images_and_shards_must_fit_together(
     disk.write(PLAN.shard_names[0], bytes(finished))
     sampled = []
 
-    def stored(data: bytes) -> Any:
+    def sample(data: bytes) -> Any:
         sampled.append(data)
-        return SimpleNamespace(encoded=data)
+        return stored(data)
 
     forecast = replace(
-        forecast_of(disk, disk), selection=selection(source=Packs()), transform=stored
+        forecast_of(disk, disk), selection=selection(source=Packs()), transform=sample
     )
-    too_small = pytest.raises(StoreError, match="are needed, since images are unpacked first")
-    with contextlib.nullcontext() if fits else too_small:
+    with contextlib.nullcontext() if fits else TOO_SMALL:
         forecast.require_space_to_unpack()
     assert len(sampled) == (0 if free > 3_000_000 else 64)
+
+
+@pytest.mark.parametrize(("free", "fits"), [(735_067, True), (735_066, False)])
+def test_unselected_classes_are_not_unpacked(tmp_path: Path, free: int, fits: bool) -> None:
+    """One of three classes needs a third of the space for images and for shards."""
+    disk = Disk(tmp_path)
+    disk.free = free
+    one = selection(source=Packs(), classes=frozenset({1}))
+    forecast = replace(forecast_of(disk, disk), selection=one, transform=stored)
+    with contextlib.nullcontext() if fits else TOO_SMALL:
+        forecast.require_space_to_unpack()
+
+
+@pytest.mark.parametrize(("free", "fits"), [(1_000_000, True), (999_999, False)])
+def test_bucket_needs_disk_for_unpacked_images_only(tmp_path: Path, free: int, fits: bool) -> None:
+    disk = Disk(tmp_path)
+    disk.free = free
+    forecast = forecast_of(bucket_beside(disk, tmp_path / "bucket"), disk)
+    packs = replace(forecast, selection=selection(source=Packs()), transform=never)
+    with contextlib.nullcontext() if fits else TOO_SMALL:
+        packs.require_space_to_unpack()
+
+
+def test_only_finished_shards_need_no_space(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.free = 2_205_000
+    disk.write("labels.txt", bytes(500_000))
+    packs = replace(forecast_of(disk, disk), selection=selection(source=Packs()), transform=stored)
+    with TOO_SMALL:
+        packs.require_space_to_unpack()
+
+
+@pytest.mark.parametrize(("free", "fits"), [(4_908_000, True), (4_907_000, False)])
+def test_images_of_each_split_are_measured(tmp_path: Path, free: int, fits: bool) -> None:
+    """480 bytes are added to each record: 4.8 % in train, 48 % in validation."""
+    disk = Disk(tmp_path)
+    disk.free = free
+    both = selection(source=Packs("pack", "validation"), splits=("train", "validation"))
+    forecast = replace(forecast_of(disk, disk), selection=both, transform=stored)
+    with contextlib.nullcontext() if fits else TOO_SMALL:
+        forecast.require_space_to_unpack()
 
 
 @pytest.mark.parametrize("finished", [set(), {PLAN.shard_names[0]}, NAMES])
@@ -130,6 +201,7 @@ def test_images_unpacked_before_need_no_space(
     of_shards = forecast_of(disk, disk).content([PLAN], finished)["disk_bytes"]
     unpacked = 0 if finished == NAMES else still
     assert told["unpacked_bytes"] == unpacked
+    assert ("since images are unpacked first" in str(told["refusal"])) == bool(unpacked)
     assert told["disk_bytes"] == of_shards + unpacked
     with pytest.raises(StoreError) if still else contextlib.nullcontext():
         packs.require_space_to_unpack()
@@ -150,11 +222,7 @@ def test_complete_bucket_needs_no_space(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk")
     disk.root.mkdir()
 
-    class Bucket(LocalStore):
-        as_folder = None
-        local = disk
-
-    forecast_of(Bucket(tmp_path), disk).require_space_for_shards([PLAN], NAMES)
+    forecast_of(bucket_beside(disk, tmp_path), disk).require_space_for_shards([PLAN], NAMES)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(1_206_000, True), (1_205_000, False)])
@@ -167,11 +235,7 @@ def test_shards_being_uploaded_must_fit_locally(
     disk.root.mkdir()
     disk.free = free
 
-    class Bucket(LocalStore):
-        as_folder = None
-        local = disk
-
-    forecast = forecast_of(Bucket(tmp_path), disk)
+    forecast = forecast_of(bucket_beside(disk, tmp_path), disk)
     if fits:
         forecast.require_space_for_shards([PLAN], finished)
     else:
@@ -182,6 +246,16 @@ def test_shards_being_uploaded_must_fit_locally(
     # Workers on other machines have their own disks.
     remote = cast("Any", SimpleNamespace(remote=True, count=1))
     replace(forecast, workers=remote).require_space_for_shards([PLAN], finished)
+
+
+def test_each_worker_has_space_for_largest_shards(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    small = SplitPlan("validation", 1, (10,), 20_000, "")
+    forecast = forecast_of(bucket_beside(disk, tmp_path), disk, workers=3)
+
+    told = forecast.content([PLAN, small], set())
+    assert told["disk_bytes"] == round(1.15 * 2 * 3 * 524_000)
 
 
 def test_plan_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
@@ -229,6 +303,88 @@ def test_packed_images_of_each_split_are_sampled(tmp_path: Path, split: str) -> 
     packs = replace(forecast_of(disk, disk), selection=selection(source=Packs()), resizes=True)
     told = replace(packs, transform=halved).content([replace(PLAN, split=split)], set())
     assert told["splits"][split]["estimated_bytes"] == 100 * (5000 + 480)
+
+
+@pytest.mark.parametrize(
+    ("bad", "mean"),
+    [
+        (0, 5_000),
+        (32, 5_000),  # images that are excluded have no part in the mean
+        (64, 10_000),  # without a usable image, the source images are counted
+    ],
+)
+def test_estimate_counts_only_usable_images(tmp_path: Path, bad: int, mean: int) -> None:
+    disk = Disk(tmp_path)
+    seen = itertools.count(1)
+
+    def halved(data: bytes) -> Any:
+        if next(seen) <= bad:
+            raise BadImageError("decode_failed", "truncated")
+        return stored(data[::2])
+
+    packs = replace(forecast_of(disk, disk), selection=selection(source=Packs()), resizes=True)
+    told = replace(packs, transform=halved).content([PLAN], set())
+    assert told["splits"]["train"]["estimated_bytes"] == 100 * (mean + 480)
+
+
+@pytest.mark.parametrize("bad", [0, 32])
+def test_excluded_images_do_not_change_growth(tmp_path: Path, bad: int) -> None:
+    disk = Disk(tmp_path)
+    disk.free = 2_205_199
+    seen = itertools.count(1)
+
+    def checked(data: bytes) -> Any:
+        if next(seen) <= bad:
+            raise BadImageError("decode_failed", "truncated")
+        return stored(data)
+
+    packs = replace(forecast_of(disk, disk), selection=selection(source=Packs()), transform=checked)
+    with TOO_SMALL:
+        packs.require_space_to_unpack()
+    disk.free = 2_205_201
+    packs.require_space_to_unpack()
+
+
+class ReadPlans(LocalStore):
+    """Notes the limit with which each file is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.most: list[int] = []
+
+    def read(self, name: str, offset: int = 0, size: int | None = None, most: int = 0) -> bytes:
+        self.most.append(most)
+        return super().read(name, offset, size, most)
+
+
+def test_first_images_of_a_plan_are_sampled(tmp_path: Path) -> None:
+    """Other commands have their plans in a different folder; a plan may have a gigabyte."""
+    plans = ReadPlans(tmp_path)
+    members = [Member(f"a/{number}", "a.tar", 0, 10, 0) for number in range(100)]
+    name = plan_name(PLAN.shard_names[0], "elsewhere")
+    plans.write(name, b"".join(map(dump_member, members)))
+    read: list[Member] = []
+
+    def image(member: Member) -> bytes:
+        read.append(member)
+        return bytes(7_000)
+
+    reader = SimpleNamespace(read=image)
+    source = SimpleNamespace(source=None, images=lambda _: reader)
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    forecast = replace(
+        forecast_of(disk, plans),
+        selection=cast("Any", source),
+        folder="elsewhere",
+        resizes=True,
+        transform=stored,
+    )
+
+    told = forecast.content([PLAN], set())
+    assert told["splits"]["train"]["estimated_bytes"] == 100 * (7_000 + 480)
+    assert read == members[:64]
+    assert plans.most == [plan.MOST_BYTES]
 
 
 @pytest.mark.parametrize(

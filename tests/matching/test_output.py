@@ -63,6 +63,40 @@ def test_a_full_disk_keeps_the_previous_files(
     assert not out.names(".work/temporary")
 
 
+def test_interrupted_run_has_no_list_of_pairs(
+    out: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of pairs would belong to different lists of excluded images."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "it was killed here")
+
+    monkeypatch.setattr(LocalStore, "publish", fail)
+    with pytest.raises(OSError, match="killed"):
+        find.publish(out, GROUPS, {"train": []}, "page")
+    assert seen(out.root).keys() == {"mine.txt"}
+
+
+def test_list_of_pairs_is_published_last(out: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = LocalStore.publish
+    published: list[str] = []
+
+    def note(store: LocalStore, temporary: Path, name: str) -> None:
+        published.append(name)
+        publish(store, temporary, name)
+
+    monkeypatch.setattr(LocalStore, "publish", note)
+    find.publish(out, GROUPS, {"train": [], "holdout": []}, "page")
+    assert published[-1] == "pairs.csv"
+    assert len(published) == 4
+
+
+def test_page_may_name_undecodable_paths(out: LocalStore) -> None:
+    """The name of a folder on Linux may be no text."""
+    find.publish(out, GROUPS, {}, "page of a\udcff")
+    assert seen(out.root)["duplicates.html"] == b"page of a?"
+
+
 def test_a_locked_folder_is_not_written(out: LocalStore) -> None:
     before = seen(out.root)
     with LocalStore(out.root).lock(), pytest.raises(BusyError):

@@ -101,6 +101,73 @@ def test_bucket_answers_like_a_folder(either: Store) -> None:
     assert either.names(".work/a") == []
 
 
+def test_sizes_have_only_the_requested_names(either: Store) -> None:
+    names = [f"index/train-{number}" for number in range(9)]
+    for name in names:
+        either.write(name, b"12")
+
+    assert either.sizes(names[:6]) == dict.fromkeys(names[:6], 2)
+
+
+def test_each_file_that_is_read_is_small(either: Store) -> None:
+    for name in ("index/a", "index/b"):
+        either.write(name, b"12345")
+
+    assert [*either.read_each(["index/a", "index/b"], most=5)] == [b"12345"] * 2
+    with pytest.raises(DataDamagedError, match="index/"):
+        list(either.read_each(["index/a", "index/b"], most=4))
+
+
+def test_marker_of_a_folder_is_no_file(store: BucketStore, s3: S3Server) -> None:
+    """Some programs make an empty object for each folder."""
+    s3.client().put_object(Bucket=BUCKET, Key=key_of(store.where("index/")), Body=b"")
+    store.write("index/train", b"")
+    assert store.list_folder("index") == ["train"]
+
+
+OURS = [
+    ".work/temporary/a",
+    "columns/a/train-00000-of-00001.bin",
+    "export.tar",
+    "index/train-00000-of-00001",
+    "quarantine.jsonl",
+    "samples/train-00000-of-00001.csv",
+    "train-00000-of-00001",
+]
+THEIRS = ["models/weights.bin", "train-00000-of-00001.old"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_lock_removes_only_our_unfinished_uploads(
+    store: BucketStore, s3: S3Server, shared: bool
+) -> None:
+    """Other processes of a shared run may use uploads; only the end of the run removes them."""
+    client = s3.client()
+
+    def start(names: list[str]) -> None:
+        for name in names:
+            client.create_multipart_upload(Bucket=BUCKET, Key=key_of(store.where(name)))
+
+    def unfinished() -> list[str]:
+        return sorted(key.partition("/")[2] for key in uploads(client, store.base))
+
+    start([*OURS, *THEIRS])
+    with store.lock(shared=shared):
+        assert unfinished() == sorted([*OURS, *THEIRS] if shared else THEIRS)
+        start(OURS[:1])
+    assert unfinished() == THEIRS
+    assert store.everything() == set()
+    assert not store.local.root.exists()
+
+
+def test_processes_of_a_run_share_its_lock(store: BucketStore) -> None:
+    """The first one that ends removes the local folder."""
+    second = BucketStore(store.base)
+    with store.lock(shared=True), second.lock(shared=True):
+        second.write("index/train", b"")
+    assert store.everything() == {"index/train"}
+
+
 def test_ranges_end_at_the_end_of_the_file(either: Store) -> None:
     either.write("index/train", b"0123456789")
     either.write("quarantine.jsonl", b"")

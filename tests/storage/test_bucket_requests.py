@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import pytest
 
 from imagenet_prep.core.errors import JobLostError, StoreError
 from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
-from imagenet_prep.storage.bucket import BucketStore, StoredObject, Uploader
-from imagenet_prep.storage.remote import AbsentError, TransientError
+from imagenet_prep.storage.bucket import BucketStore, StoredObject, UnkeptProblem, Uploader
+from imagenet_prep.storage.remote import AbsentError, ChangedError, Stat, TransientError
 from imagenet_prep.storage.s3 import S3
 from tests.kit.limits import Limits
 from tests.kit.messages import says
@@ -188,6 +188,26 @@ def test_damaged_source_is_not_copied(answered: Asked, problem: FileProblem) -> 
     with pytest.raises(Exception, match="index/a"):
         told(BucketStore("s3://bucket/here"), MISSING).adopt_files(there, [FILE])
     assert answered == []
+
+
+@pytest.mark.extras
+def test_source_uploaded_again_is_verified_by_its_bytes(
+    answered: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While this machine copies an object, a different program may upload the same bytes."""
+    no_sha256 = UnkeptProblem("index/a: the server stored no sha256")
+    there = told(BucketStore("s3://bucket/there"), no_sha256)
+    here = told(BucketStore("s3://bucket/here"), MISSING, None)
+    monkeypatch.setattr(S3, "stat", lambda *_: Stat(len(DATA), "old etag", ranges=True))
+
+    def read(_: S3, __: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        if stat.validator:
+            raise ChangedError("index/a: it has changed")
+        yield DATA[offset : offset + size]
+
+    monkeypatch.setattr(S3, "read", read)
+    here.adopt_files(there, [FILE])
+    assert [arguments["Body"] for _, arguments in answered] == [DATA]
 
 
 @pytest.mark.extras

@@ -158,11 +158,14 @@ def test_repeated_part_has_new_crops(scenes: Path) -> None:
         assert np.array_equal(batch["images"][0], image)
 
 
-def test_parts_may_have_their_own_crops(scenes: Path) -> None:
+@pytest.mark.parametrize(
+    "own", [{"area": (0.9, 1.0)}, {"mirror": 0.0}, {"aspect": (1.0, 1.0)}, {"share": 0.5}], ids=str
+)
+def test_parts_may_have_their_own_crops(scenes: Path, own: dict[str, Any]) -> None:
     fields = ("images", "number")
     readers = parts(scenes, 2, fields=fields)
-    readers["b"] = parts(scenes, 2, fields=fields, area=(0.9, 1.0), mirror=0.0)["b"]
-    zoomed = parts(scenes, 1, fields=fields, area=(0.9, 1.0), mirror=0.0)["b"]
+    readers["b"] = parts(scenes, 2, fields=fields, **own)["b"]
+    zoomed = parts(scenes, 1, fields=fields, **own)["b"]
     expected = {batch["number"].item(): batch["images"][0] for batch in zoomed}
     for batch in make_mix(readers):
         for part, number, image in zip(
@@ -258,6 +261,7 @@ def changed(shared: Mapping[str, Any] = {}, **settings: Any) -> Callable[[Path],
         (changed(fields=("number",)), "fields="),
         (changed(dtype="float32"), "dtype='float32'"),
         (changed(layout="NCHW"), "layout='NCHW'"),
+        (changed(framework="dlpack"), "framework='dlpack'"),
         (changed(image_size=20), "images="),
         (changed(filter="bicubic"), "images="),
         (changed({"dtype": "float32"}, mean=(1.0, 2.0, 3.0)), "images="),
@@ -267,7 +271,7 @@ def changed(shared: Mapping[str, Any] = {}, **settings: Any) -> Callable[[Path],
         (changed(recipe="cifar10"), "images="),
         (changed(sizes=[]), ""),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_parts_that_do_not_fit_are_refused(colours: Path, make: Any, fact: str) -> None:
     if not fact:

@@ -143,6 +143,7 @@ def test_array_of_strings_is_accepted(damaged: Path) -> None:
     ("rows", "said"),
     [
         (["a"] * 7, r"expected a list of 8 lists of strings, one per image, got 7"),
+        (["a"] * 9, r"expected a list of 8 lists of strings, one per image, got 9"),
         ("a dog", "one per image, got str"),
         (None, "got NoneType"),
         ([None] * 8, says("row-example-contains-other-values", "0", "NoneType")),

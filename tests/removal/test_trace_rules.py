@@ -22,6 +22,7 @@ from imagenet_prep.read.receipt import Use
 from imagenet_prep.removal import traces
 from imagenet_prep.removal.folders import Folder, hard_links_elsewhere
 from imagenet_prep.removal.traces import Holder, Trace, TraceSearch, stored_images
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Stat
@@ -261,7 +262,7 @@ def test_quarantine_names_images_by_key_or_bytes(
 ) -> None:
     key, salt, sizes = line
     incident = SimpleNamespace(split="train", key=key, salt=salt, sizes=sizes)
-    monkeypatch.setattr(traces.dataset_store, "incidents", lambda *_: [incident])
+    monkeypatch.setattr(dataset_store, "incidents", lambda *_: [incident])
     search = search_of(root, lines={("train", "a")})
     search.sizes = {"0" * 64: 1}
     named = list(search._named_lines(search.dataset, kind))

@@ -130,7 +130,8 @@ def test_missing_upload_is_aborted() -> None:
     ],
 )
 def test_records_of_the_server_are_compared(stored: Any, key: str | None) -> None:
-    problem = StoredObject(*stored, "etag").problem(FILE, "right")
+    size, sha256, crc = stored
+    problem = StoredObject(size, sha256, crc, "etag").problem(FILE, "right")
     if key is None:
         assert problem is None
     else:

@@ -41,7 +41,7 @@ def test_expected_appearances_are_rounded(expected: list[float], total: int) -> 
 
 
 def test_each_class_appears_in_some_epochs() -> None:
-    """Of two classes with half an example each, no one wins in each epoch."""
+    """Of two classes with half an example each, not always the same one appears."""
     found = appearances(0.5, 0.5)
     first = sum(int(found.counts(7, epoch)[0]) for epoch in range(200))
     assert 70 < first < 130

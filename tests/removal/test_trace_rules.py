@@ -244,7 +244,7 @@ def test_each_linked_file_is_named(tmp_path: Path) -> None:
     ("kind", "line", "is_named"),
     [
         (traces.VERSION, ("a", "", {}), True),
-        (traces.OTHER, ("a", "", {}), False),  # another image with this key
+        (traces.OTHER, ("a", "", {}), False),  # a different image with this key
         (traces.OTHER, ("b", "", {"0" * 64: 1}), True),
         (traces.VERSION, ("b", "", {}), False),
         (traces.VERSION, ("b", "", {"1" * 64: 1}), False),

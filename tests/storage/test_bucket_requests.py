@@ -1,4 +1,4 @@
-"""What a bucket's store asks of the server: checksums, copies, checks, and what it gives up."""
+"""Requests of a bucket's store: checksums, repeated copies, and checks before each attempt."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def failing(error: Exception, on_abort: Exception, aborted: list[str]) -> Callab
 def test_failed_abort_does_not_hide_the_error(limits: Limits, on_abort: Exception) -> None:
     limits(upload_part_bytes=4)
     aborted: list[str] = []
-    call = failing(StoreError("the disk is full"), on_abort, aborted)
+    call = failing(StoreError("part refused"), on_abort, aborted)
 
-    with pytest.raises(StoreError, match="disk is full"):
+    with pytest.raises(StoreError, match="part refused"):
         Uploader(call, threading.Event()).send(FILE, io.BytesIO(DATA), "")
     assert aborted == ["1"]
 
@@ -215,7 +215,7 @@ def test_source_uploaded_again_is_verified_by_its_bytes(
 def test_run_is_checked_before_each_attempt(
     monkeypatch: pytest.MonkeyPatch, limits: Limits, answered: Asked
 ) -> None:
-    """Another run may have begun while this one waited for the server."""
+    """A different run may have started during a pause."""
     limits(retry_pause_s=0.0)
     checks: list[int] = []
 

@@ -18,6 +18,9 @@ from tests.kit.messages import says
     ("given", "said"),
     [
         ({"name": 3}, says("column-expected-string", "3", "name", "3")),
+        # The name of a field or a condition of readers.
+        ({"name": "width"}, says("flags-exports-use-themselves-choose", "width")),
+        ({"name": "Key.a"}, says("flags-exports-use-themselves-choose", "key")),
         ({"dtype": np.dtype("int32")}, says("column-expected-string", ..., "dtype")),
         ({"dtype": np.int32}, says("column-expected-string", ..., "dtype")),
         ({"shape": 3}, says("column-shape-expected-list-numbers", ..., "3")),

@@ -21,7 +21,9 @@ from imagenet_prep.read import receipt
 from imagenet_prep.read.receipt import Use
 from imagenet_prep.removal import traces
 from imagenet_prep.removal.folders import Folder, hard_links_elsewhere
-from imagenet_prep.removal.traces import Holder, Trace, TraceSearch, stored_images
+from imagenet_prep.removal.naming_files import page_text, sums_in
+from imagenet_prep.removal.traced_images import stored_images
+from imagenet_prep.removal.traces import Holder, Trace, TraceSearch
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -95,7 +97,8 @@ def test_other_files_next_to_a_dataset_are_kept(root: Path) -> None:
 def test_objects_of_a_bucket_are_deleted(root: Path, where: str, is_bucket: bool) -> None:
     search = search_of(root)
     own = search.dataset
-    there: Any = SimpleNamespace(where=where, store=own.store, manifest=own.manifest)
+    parts = {"store": own.store, "manifest": own.manifest, "placement": own.placement}
+    there: Any = SimpleNamespace(where=where, **parts)
     trace = search._of_holder(Holder(there, traces.PARENT, [], ["train:a"]))
     assert bool(says("delete-objects-below", where).search(trace.action)) is is_bucket
 
@@ -133,7 +136,8 @@ def test_large_lists_of_sums_are_read() -> None:
         return f"{digest}  train/a.jpg\n{'b' * 64}  train/b.jpg\n".encode()
 
     store: Any = SimpleNamespace(size=lambda _: 1, read=read)
-    assert list(traces._listed(store, "SHA256SUMS", {digest})) == ["train/a.jpg"]
+    listed = [(digest, "train/a.jpg"), ("b" * 64, "train/b.jpg")]
+    assert list(sums_in(store, "SHA256SUMS")) == listed
     assert asked == [("SHA256SUMS", MOST_LIST_BYTES)]
 
 
@@ -141,7 +145,7 @@ def test_large_lists_of_sums_are_read() -> None:
 def test_files_too_large_for_pages_are_skipped(size: int, text: str) -> None:
     store: Any = SimpleNamespace(read=lambda *_, **__: b"page")
     folder = Folder(store, {"a.html": Stat(size, "", ranges=True)})
-    assert traces._text(folder, "a.html") == text
+    assert page_text(folder, "a.html") == text
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,7 @@ def test_first_use_decides_which_checkpoints_are_deleted(
 
     store = LocalStore(run)
     used = cast("Any", Used(steps))
-    found = list(search._of_uses(Folder(store, store.stats("")), holder, used))
+    found = list(search._of_uses(Folder(store, store.stats("")), holder.digest, used))
     if first is None:
         assert found == []
         return

@@ -69,9 +69,14 @@ class Draft:
             return schema.SPLITS.index(split_of(source.name)), source.name
 
         # Lines of an unknown split, and of excluded images of the input, may be in both lists.
-        new = {*self.incidents}
+        # The splits that keep the bytes are only noted in the finished list.
+        new = {replace(line, kept_in=()) for line in self.incidents}
         others = existing.splits.keys() - kept
-        kept_lines = (line for line in listed if line not in new and line.split not in others)
+        kept_lines = (
+            line
+            for line in listed
+            if replace(line, kept_in=()) not in new and line.split not in others
+        )
         return replace(
             self,
             splits=self.splits | {split: existing.splits[split] for split in kept},

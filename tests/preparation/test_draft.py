@@ -10,6 +10,7 @@ import pytest
 from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.dataset.class_list import ClassList, Edition
 from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Split
+from imagenet_prep.dataset.member import EXCLUDED, OF_INPUT, Incident
 from imagenet_prep.dataset.settings import DatasetSettings
 from imagenet_prep.preparation.output import Draft
 from imagenet_prep.preparation.output_state import WantedDataset
@@ -64,3 +65,18 @@ def test_known_edition_is_not_derived_from_counts(monkeypatch: pytest.MonkeyPatc
     for given, edition in (("by name", "by name"), (None, "by counts"), ("", "")):
         draft = Draft(splits={"train": split}, classes=CLASSES, edition=given)
         assert draft.manifest(WANTED, {}, LIBRARIES).edition == edition
+
+
+def test_lines_of_the_input_are_listed_once() -> None:
+    """Each split comes from its own version of the input, and the list of each has the line."""
+    listed = (f"{OF_INPUT}{EXCLUDED}", "listed", "on request")
+    line = Incident("a", "x", 0, 9, 0, *listed, "train", "5a", "5a")
+    kept = dataclasses.replace(line, kept_in=("train",))
+    other = dataclasses.replace(line, key="b", kept_in=("train",))
+    replaced = dataclasses.replace(line, key="c", split="validation")
+    existing = planned([])
+    splits = {name: Split(1, 64, [1], 0, 1, 1, []) for name in ("train", "validation")}
+    existing = dataclasses.replace(existing, splits=splits)
+    draft = Draft(splits={}, classes=CLASSES, incidents=[line])
+    made = draft.with_kept(existing, {"train"}, [kept, other, replaced], {})
+    assert made.incidents == [line, other]

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
@@ -32,6 +33,15 @@ def require_last_loop(last: object, loop: object) -> None:
         raise UsageError(
             "a newer loop over this reader has started, or a different position was set with "
             "restore or set_epoch. Use one loop at a time, or a second reader."
+        )
+
+
+def require_same_process(process: int) -> None:
+    """Raises UsageError if a loop that began in `process` goes on in a fork of it."""
+    if os.getpid() != process:
+        raise UsageError(
+            "this loop was started in a different process, whose threads decode its batches. Start "
+            "a new loop in each process."
         )
 
 

@@ -23,7 +23,12 @@ from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.read.backend import CONVERTERS, Backend, open_backend
 from imagenet_prep.read.config import ReadConfig, Shown
 from imagenet_prep.read.dataset import make_dataset
-from imagenet_prep.read.decode_steps import as_batch, decoded_steps, require_last_loop
+from imagenet_prep.read.decode_steps import (
+    as_batch,
+    decoded_steps,
+    require_last_loop,
+    require_same_process,
+)
 from imagenet_prep.read.mix_feed import PART, MixFeed, Proportions
 from imagenet_prep.read.reader import Reader
 from imagenet_prep.read.receipt import STATE_VERSION, require_state
@@ -46,6 +51,7 @@ class Mixed:
         self.names = tuple(parts)
         self._readers = [*parts.values()]
         self._loop: object = None  # the last one that began
+        self._process = os.getpid()
         if len({*map(id, self._readers)}) < len(self._readers):
             raise UsageError("parts: one reader has two names: make a reader for each part")
         for name, reader in parts.items():
@@ -89,6 +95,18 @@ class Mixed:
         for reader in self._readers:
             reader.feed.mix = self
             reader.feed.renumber([index[wnid] for wnid in reader.classes])
+
+    def _reopen_if_forked(self) -> None:
+        """Reopens all parts if this process was forked from the one that made the mix."""
+        self._require_own_readers()
+        if self._process == os.getpid():
+            return
+        # What has threads and locks of the parent stays open, as in `Reader.reopen_if_forked`.
+        self._of_parent = dict(vars(self))
+        for reader in self._readers:
+            reader.reopen_if_forked()
+        self._renumber()
+        self._process = os.getpid()
 
     def _require_own_readers(self) -> None:
         """Raises UsageError if a newer mix has numbered the classes of a part differently."""
@@ -170,8 +188,8 @@ class Mix(Mixed):
                     f"weights={dict(weights or {})}: part {name!r} would give less than one of the "
                     f"{self.num_examples:,} examples of an epoch. Choose a larger weight"
                 )
-        proportions = Proportions(self.shares, self.num_examples, seed)
-        self._feed = MixFeed(self._readers, proportions)
+        self._proportions = Proportions(self.shares, self.num_examples, seed)
+        self._feed = MixFeed(self._readers, self._proportions)
         self._examples_read = 0
         self._renumber()
 
@@ -195,7 +213,9 @@ class Mix(Mixed):
 
     def __iter__(self) -> Iterator[Any]:
         require_same_ranks(self._feed.config.rank)
+        self._reopen_if_forked()
         self._loop = loop = object()
+        process = os.getpid()
         steps = self.steps_left
         for read, images, encoded in decoded_steps(
             self._backend,
@@ -214,6 +234,14 @@ class Mix(Mixed):
                 self._begin_epoch()
             batch = as_batch(images, encoded, self._feed.config, self._feed.bfloat16)
             yield _with_part(batch, np.asarray(encoded.details[PART]), self._feed.config)
+            require_same_process(process)
+
+    def _reopen_if_forked(self) -> None:
+        is_fork = self._process != os.getpid()
+        super()._reopen_if_forked()
+        if is_fork:
+            self._feed = MixFeed(self._readers, self._proportions)
+            self.__dict__.pop("_backend", None)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -331,7 +359,9 @@ class Alternation(Mixed):
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the remaining batches of the epoch."""
+        self._reopen_if_forked()
         self._loop = loop = object()
+        process = os.getpid()
         loops: dict[int, Iterator[Any]] = {}
         part = self._next_part()
         while part is not None:
@@ -350,6 +380,7 @@ class Alternation(Mixed):
                 # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch
+            require_same_process(process)
 
     def _next_part(self) -> int | None:
         """Returns the number of the next step's part; None at the end of the epoch."""

@@ -41,7 +41,12 @@ from imagenet_prep.read.backend import (
 )
 from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.decode_steps import as_batch, decoded_steps, require_last_loop
+from imagenet_prep.read.decode_steps import (
+    as_batch,
+    decoded_steps,
+    require_last_loop,
+    require_same_process,
+)
 from imagenet_prep.read.feed import EncodedBatch, Feed
 from imagenet_prep.read.order import (
     Appearances,
@@ -335,7 +340,7 @@ class Reader(Generic[Array]):
 
     def loop(self) -> Iterator[Batch[Array]]:
         """Yields the remaining batches of the epoch; only the mix that has the reader calls it."""
-        self._own()
+        self.reopen_if_forked()
         self._examples_read = self._loop_start
         self._is_restored = False
         self._loop = loop = object()
@@ -350,11 +355,7 @@ class Reader(Generic[Array]):
                 # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch
-            if os.getpid() != process:
-                raise UsageError(
-                    "this loop was started in a different process, whose threads decode its "
-                    "batches. Start a new loop in each process."
-                )
+            require_same_process(process)
 
     @property
     def _loop_start(self) -> int:
@@ -379,7 +380,7 @@ class Reader(Generic[Array]):
     def batch_of(self, number: int, epoch: int, lock: threading.Lock) -> dict[str, Any]:
         """Returns a batch with the example at a place of the choice, for `ExampleSource`."""
         self._require_no_mix()
-        self._own()
+        self.reopen_if_forked()
         chosen = self._feed.order.chosen
         number = number if chosen is None else int(chosen[number])
         size = self._feed.config.schedule.of_epoch(epoch)[0]
@@ -615,7 +616,7 @@ class Reader(Generic[Array]):
                 "WINDOW). For a single example, call reader.example(NUMBER)."
             )
         self._require_no_mix()
-        self._own()
+        self.reopen_if_forked()
         own_window = self._feed.order.window
         self._feed.use_window(found.window)
         try:
@@ -624,7 +625,7 @@ class Reader(Generic[Array]):
             self._feed.use_window(own_window)
         return batch
 
-    def _own(self) -> None:
+    def reopen_if_forked(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""
         worker_pool()  # also for tensors that a worker makes of stored bytes
         if self._process != os.getpid():
@@ -653,7 +654,7 @@ class Reader(Generic[Array]):
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
-        self._own()
+        self.reopen_if_forked()
         return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
@@ -667,7 +668,7 @@ class Reader(Generic[Array]):
           DataDamagedError: a table is damaged; the message names the table and line.
           ImagenetPrepError: a table cannot be read or fetched.
         """
-        self._own()
+        self.reopen_if_forked()
         return self._finder.find(key)
 
     @cached_property

@@ -271,17 +271,15 @@ def _require_space(job: ExportJob, parts: Sequence[ExportPart], finished: Contai
 
     All formats store the images as they are; what they add is not counted.
     """
-    if job.store.as_folder is None:
+    pending = [part for part in parts if part.name not in finished]
+    splits = job.source.dataset.manifest.splits
+    most = sum(splits[split].num_bytes for split in {part.split for part in pending})
+    # Do not read the indexes of all shards if the disk has space for the whole dataset.
+    if job.store.as_folder is None or job.store.as_folder.free_bytes() >= most:
         return
-    images = 0
-    needed = 0.0
-    for part in parts:
-        if part.name in finished:
-            continue
-        of_split = job.source.dataset.manifest.splits[part.split]
-        mean = of_split.num_bytes / of_split.examples - RECORD_OVERHEAD_BYTES
-        images += len(part.numbers)
-        needed += max(0, mean) * len(part.numbers)
+    images = sum(len(part.numbers) for part in pending)
+    needed = sum(job.source.split(part.split).num_bytes(part.numbers) for part in pending)
+    needed = max(0, needed - images * RECORD_OVERHEAD_BYTES)
     why = f" for {counted(images, 'image')}"
     require_space(job.store, needed, why, "or choose a folder on a larger disk")
 

@@ -302,13 +302,23 @@ class AmendJob:
         digest = strict_json.digest([listed, sorted(request.forgotten)])
         return ListDigest(num_stored + len(request.forgotten), keys.salted(request.salt, digest))
 
-    def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
-        """Returns the transform that encodes new images like the existing ones of a split."""
+    def _made_of(self, split: str) -> _ImageSettings | None:
+        """Returns the settings that encoded the images of a split; None if they are kept."""
         with self._config_errors():
             first = settings.parse(self.base)
             made = strict_json.parse(_ImageSettings, first.splits.get(split, {}), others=True)
+        is_kept = first.verb == ADOPT or (made.short_side is None and made.quality is None)
+        return None if is_kept else made
+
+    def keeps_images(self, split: str) -> bool:
+        """Whether new images of a split are stored as they are."""
+        return self._made_of(split) is None
+
+    def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
+        """Returns the transform that encodes new images like the existing ones of a split."""
+        made = self._made_of(split)
         codec = self.manifest.producer.libraries.get("codec", "")
-        if first.verb == ADOPT or (made.short_side is None and made.quality is None):
+        if made is None:
             any_colorspace = schema.COLORSPACE in self.manifest.lacks
             return partial(_keep_undamaged, any_colorspace=any_colorspace)
         if codec not in CODECS.values():
@@ -418,7 +428,7 @@ def run(job: AmendJob, store: Store) -> Json:
             if unfinished:
                 stage = _stage(job, output)
                 finished = stage.receipts(change.name for change in job.changes)
-                _require_space(store, [c for c in job.changes if c.name not in finished])
+                _require_space(job, store, [c for c in job.changes if c.name not in finished])
                 if job.request.salt:
                     # A repeated run needs the same salt.
                     store.write(_SALT, strict_json.dumps(job.request.salt))
@@ -530,19 +540,23 @@ def _stage(job: AmendJob, output: Output) -> engine.Stage[ShardChange, WrittenSh
     return engine.Stage(AMEND, digest, output.store, work, WrittenShard)
 
 
-def _require_space(out: Store, changes: Sequence[ShardChange]) -> None:
+def _require_space(job: AmendJob, out: Store, changes: Sequence[ShardChange]) -> None:
     """Raises StoreError if the changed shards do not fit on the disk.
 
-    New images count with their size before resizing, or with the mean size in their shard if that
-    is smaller: rather too little than too much, so that no run that fits is refused.
+    Only images whose size is known are counted, so that no run that fits is refused: not those that
+    are resized.
     """
-    if out.as_folder is None:
+    added = sum(member.size for change in changes for member in change.added)
+    most = added + sum(change.shard.num_bytes for change in changes)
+    # Do not read the tables of samples if even the shards as they are would fit.
+    if out.as_folder is None or out.as_folder.free_bytes() >= most:
         return
-    needed = 0.0
+    needed = 0
     for change in changes:
-        mean = change.shard.num_bytes / change.shard.examples
-        needed += mean * (change.shard.examples - len(change.excluded))
-        needed += sum(min(mean, member.size) for member in change.added)
+        (rows,) = job.dataset.rows([change.shard])
+        needed += sum(row.num_bytes for row in rows if row.key not in change.excluded)
+        if job.keeps_images(split_of(change.name)):
+            needed += sum(member.size for member in change.added)
     why = f" for {counted(len(changes), 'changed shard')}"
     require_space(out, needed, why, "or choose an --out on a larger disk")
 

@@ -239,6 +239,12 @@ class Records:
             files[shard] = self._shard(shard)
         return [files[shard] for shard in shards], self._places[np.asarray(numbers, np.int64)]
 
+    def num_bytes(self, numbers: Sequence[int] | npt.NDArray[np.int64]) -> int:
+        """Returns the size of these records together, from the indexes of their shards."""
+        for shard in np.unique(self.shards_of(numbers)).tolist():
+            self._index(shard)
+        return int(self._places[np.asarray(numbers, np.int64), 1].sum())
+
     def read(self, number: int) -> example.ImageExample:
         """Returns one example after checking both CRCs, the image's size, and label and WNID."""
         file, offset, size = self._located_one(number)
@@ -325,7 +331,7 @@ class Records:
             return False
         return self.wnids[class_index] == image.wnid or schema.SYNSET in self.manifest.lacks
 
-    def shards_of(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+    def shards_of(self, numbers: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns the number of each example's shard."""
         return np.searchsorted(self._starts, numbers, "right") - 1
 

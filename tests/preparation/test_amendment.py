@@ -138,25 +138,26 @@ def test_lines_of_0_1_0_are_forgotten(tmp_path: Path) -> None:
     assert "thing/0" not in (tmp_path / "new" / schema.QUARANTINE).read_text()
 
 
-def test_changed_shards_must_fit_on_the_disk(tmp_path: Path, system: System) -> None:
-    """Excluded images need no space; a new one needs at most the mean of its shard."""
-    dataset = made(tmp_path / "set", [])
-    (shard,) = dataset.manifest.splits["train"].shards
-    mean = shard.num_bytes / shard.examples
-    image = plain(7)
+@pytest.mark.parametrize("short_side", [None, 18])
+def test_changed_shards_must_fit_on_the_disk(
+    tmp_path: Path, system: System, short_side: int | None
+) -> None:
+    """Excluded images need no space; new ones count if they are stored as they are."""
+    dataset = made(tmp_path / "set", [], **({"short_side": short_side} if short_side else {}))
+    image = plain(7) + bytes(1000)
     path = tmp_path / "add" / "train" / wnid(0) / "new.JPEG"
     path.parent.mkdir(parents=True)
     path.write_bytes(image)
     add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
     request = ChangeRequest(KeyList("list", {key(0): 1, key(1): 2}, ""), add=add)
-    needed = mean + min(mean, len(image))
+    needed = len(plain(2)) + (0 if short_side else len(image))
     new = LocalStore(tmp_path / "new")
 
-    system.has_free_bytes(int(needed))
+    system.has_free_bytes(needed - 1)
     with pytest.raises(StoreError, match=says("about-needed-only-free-free", new.root)):
         amendment.run(job(dataset, request), new)
     assert {path.name for path in (new.root / schema.WORK).iterdir()} <= {"lock"}
-    system.has_free_bytes(int(needed) + 1)
+    system.has_free_bytes(needed)
     amendment.run(job(dataset, request), new)
     assert open_dataset(new).manifest.splits["train"].examples == 2
 
@@ -175,10 +176,10 @@ def test_unchanged_and_finished_shards_need_no_space(tmp_path: Path, system: Sys
     (tmp_path / "set" / second.name).write_bytes(sound)
     assert new.size(first.name) is not None
 
-    system.has_free_bytes(second.num_bytes - 1)
+    system.has_free_bytes(len(plain(1)) - 1)
     with pytest.raises(StoreError, match=says("about-needed-only-free-free", new.root)):
         amendment.run(job(dataset, request), new)
-    system.has_free_bytes(second.num_bytes)
+    system.has_free_bytes(len(plain(1)))
     amendment.run(job(dataset, request), new)
     assert open_dataset(new).manifest.splits["train"].examples == 3
 

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
@@ -226,8 +226,9 @@ def run(job: ExportJob) -> Json:
         if job.is_complete(done):
             _remove_work(store, mark, parts_folder, stage.folder)
             return done
-        if not done:  # otherwise most files are there, and are replaced
-            _require_space(job, parts, stage.receipts(part.name for part in parts))
+        # Otherwise many files are there, which are kept or replaced.
+        if not done and store.size(mark) is None:
+            _require_space(job, parts)
         store.remove(job.called + schema.EXPORT)
         # Another run with different settings may have written the mark since the check above.
         if store.write_if_absent(mark, digest.encode()) != digest.encode():
@@ -266,19 +267,18 @@ def run(job: ExportJob) -> Json:
     return done
 
 
-def _require_space(job: ExportJob, parts: Sequence[ExportPart], finished: Container[str]) -> None:
-    """Raises StoreError if the images of unfinished parts do not fit on the disk.
+def _require_space(job: ExportJob, parts: Sequence[ExportPart]) -> None:
+    """Raises StoreError if the images of a new export do not fit on the disk.
 
     All formats store the images as they are; what they add is not counted.
     """
-    pending = [part for part in parts if part.name not in finished]
     splits = job.source.dataset.manifest.splits
-    most = sum(splits[split].num_bytes for split in {part.split for part in pending})
+    most = sum(splits[split].num_bytes for split in {part.split for part in parts})
     # Do not read the indexes of all shards if the disk has space for the whole dataset.
     if job.store.as_folder is None or job.store.as_folder.free_bytes() >= most:
         return
-    images = sum(len(part.numbers) for part in pending)
-    needed = sum(job.source.split(part.split).num_bytes(part.numbers) for part in pending)
+    images = sum(len(part.numbers) for part in parts)
+    needed = sum(job.source.split(part.split).num_bytes(part.numbers) for part in parts)
     needed = max(0, needed - images * RECORD_OVERHEAD_BYTES)
     why = f" for {counted(images, 'image')}"
     require_space(job.store, needed, why, "or choose a folder on a larger disk")

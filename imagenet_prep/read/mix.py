@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import math
 import os
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from imagenet_prep.read.feed import Feed
+
+
+# Attributes with threads, locks or loops of one process.
+_OF_PROCESS = frozenset(("_feed", "_backend", "_loop", "_of_parent"))
 
 
 class Mixed:
@@ -99,14 +104,27 @@ class Mixed:
     def _reopen_if_forked(self) -> None:
         """Reopens all parts if this process was forked from the one that made the mix."""
         self._require_own_readers()
-        if self._process == os.getpid():
-            return
-        # What has threads and locks of the parent stays open, as in `Reader.reopen_if_forked`.
-        self._of_parent = dict(vars(self))
-        for reader in self._readers:
-            reader.reopen_if_forked()
-        self._renumber()
+        if self._process != os.getpid():
+            # What has threads and locks of the parent stays open, as in a forked `Reader`.
+            of_parent = dict(vars(self))
+            self.__setstate__(self.__getstate__())
+            self._of_parent = of_parent
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copied or unpickled mix needs: its readers open their datasets again."""
+        return {name: value for name, value in vars(self).items() if name not in _OF_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        # A reader of another mix stays as it is.
+        self.parts = {
+            name: reader if reader.feed.mix is None else copy.copy(reader)
+            for name, reader in self.parts.items()
+        }
+        self._readers = [*self.parts.values()]
+        self._loop = None
         self._process = os.getpid()
+        self._renumber()
 
     def _require_own_readers(self) -> None:
         """Raises UsageError if a newer mix has numbered the classes of a part differently."""
@@ -236,12 +254,10 @@ class Mix(Mixed):
             yield _with_part(batch, np.asarray(encoded.details[PART]), self._feed.config)
             require_same_process(process)
 
-    def _reopen_if_forked(self) -> None:
-        is_fork = self._process != os.getpid()
-        super()._reopen_if_forked()
-        if is_fork:
-            self._feed = MixFeed(self._readers, self._proportions)
-            self.__dict__.pop("_backend", None)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._feed = MixFeed(self._readers, self._proportions)
+        vars(self).pop("_backend", None)
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
@@ -262,7 +278,8 @@ class Mix(Mixed):
         parts = {}
         for name, reader in self.parts.items():
             state = reader.state()
-            fixed = state.keys() - {*_POSITION, "window"}
+            # All parts are for training.
+            fixed = state.keys() - {*_POSITION, "window", "training"}
             parts[name] = {key: state[key] for key in sorted(fixed)}
         return {
             "version": STATE_VERSION,
@@ -336,6 +353,10 @@ class Alternation(Mixed):
         # Examples of each part; without weights, in this epoch.
         self._read = [0] * len(self._readers)
         self._renumber()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._read = [*self._read]
 
     @property
     def steps_per_epoch(self) -> int:

@@ -340,7 +340,7 @@ class Reader(Generic[Array]):
 
     def loop(self) -> Iterator[Batch[Array]]:
         """Yields the remaining batches of the epoch; only the mix that has the reader calls it."""
-        self.reopen_if_forked()
+        self._own()
         self._examples_read = self._loop_start
         self._is_restored = False
         self._loop = loop = object()
@@ -380,7 +380,7 @@ class Reader(Generic[Array]):
     def batch_of(self, number: int, epoch: int, lock: threading.Lock) -> dict[str, Any]:
         """Returns a batch with the example at a place of the choice, for `ExampleSource`."""
         self._require_no_mix()
-        self.reopen_if_forked()
+        self._own()
         chosen = self._feed.order.chosen
         number = number if chosen is None else int(chosen[number])
         size = self._feed.config.schedule.of_epoch(epoch)[0]
@@ -432,7 +432,7 @@ class Reader(Generic[Array]):
             "dataset": self.manifest.digest,
             **({"edition": edition} if edition else {}),
             "split": self._feed.records.split,
-            **({} if self._feed.config.is_training else {"training": False}),
+            "training": self._feed.config.is_training,
             "recipe": self._feed.config.recipe_version,
             "seed": self._feed.config.seed,
             "window": self._feed.order.window,
@@ -536,6 +536,8 @@ class Reader(Generic[Array]):
                 f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
                 "examples in a different order. Use that version, or start from epoch 0."
             )
+        # States of earlier versions do not tell the mode.
+        state = {"training": own["training"], **state}
         names = ("dataset", "split", "training", "seed", "nodes", "copies", "choice")
         for name in (*names, "weights", "sizes"):
             if state.get(name) != own.get(name):
@@ -616,7 +618,7 @@ class Reader(Generic[Array]):
                 "WINDOW). For a single example, call reader.example(NUMBER)."
             )
         self._require_no_mix()
-        self.reopen_if_forked()
+        self._own()
         own_window = self._feed.order.window
         self._feed.use_window(found.window)
         try:
@@ -625,7 +627,7 @@ class Reader(Generic[Array]):
             self._feed.use_window(own_window)
         return batch
 
-    def reopen_if_forked(self) -> None:
+    def _own(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""
         worker_pool()  # also for tensors that a worker makes of stored bytes
         if self._process != os.getpid():
@@ -654,7 +656,7 @@ class Reader(Generic[Array]):
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
-        self.reopen_if_forked()
+        self._own()
         return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
@@ -668,7 +670,7 @@ class Reader(Generic[Array]):
           DataDamagedError: a table is damaged; the message names the table and line.
           ImagenetPrepError: a table cannot be read or fetched.
         """
-        self.reopen_if_forked()
+        self._own()
         return self._finder.find(key)
 
     @cached_property

@@ -41,6 +41,18 @@ class Folder(NamedTuple):
         """Whether the folder has a manifest."""
         return schema.MANIFEST in self.files
 
+    def all_files(self) -> dict[str, Stat]:
+        """Returns the state of all files, also of those in the subfolders of a dataset."""
+        files = dict(self.files)
+        if self.is_dataset:
+            columns = (
+                f"{schema.COLUMNS}/{name}" for name in self.store.list_folder(schema.COLUMNS)
+            )
+            for below in (*schema.BESIDE, schema.COLUMNS, *columns):
+                stats = self.store.stats(below)
+                files.update((f"{below}/{name}", stat) for name, stat in stats.items())
+        return files
+
     def hashes(self) -> list[str]:
         """Returns the names of the folders of `.work` that have hashes of pictures."""
         return [name for name in self.store.list_folder(schema.WORK) if name.startswith("hashes-")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TextIO
@@ -24,7 +25,8 @@ _MOST_PAGE_BYTES = 64 << 20
 # The first lines of tables of `duplicates`, `train --predictions` and `diff --out`, and of tables
 # of samples that are left of a dataset.
 _HEADERS = (find.HEADER, predictions.HEADER, samples.DIFFERENCES, samples.COLUMNS.split(","))
-_MOST_HEADER_BYTES = 200
+_MOST_HEADER_BYTES = 300
+_DELIMITERS = (",", ";", "\t")
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,18 @@ def page_text(folder: Folder, name: str) -> str:
     return folder.store.read(name, most=_MOST_PAGE_BYTES).decode(errors="replace")
 
 
-def is_table(folder: Folder, name: str) -> bool:
-    """Returns whether a file is a table of this program that names images."""
-    start = folder.store.read(name, 0, _MOST_HEADER_BYTES)
-    return any(start.startswith(",".join(header).encode()) for header in _HEADERS)
+def delimiter_in(folder: Folder, name: str) -> str | None:
+    """Returns what separates the fields of a table that names images; None for other files.
+
+    Spreadsheets save our tables with a byte order mark, quotes or other separators.
+    """
+    start = folder.store.read(name, 0, _MOST_HEADER_BYTES).decode("utf-8-sig", errors="replace")
+    lines = start.splitlines()[:1]
+    for delimiter in _DELIMITERS:
+        fields = [*itertools.chain.from_iterable(csv.reader(lines, delimiter=delimiter))]
+        if any(fields[: len(header)] == [*header] for header in _HEADERS):
+            return delimiter
+    return None
 
 
 def lines_in(folder: Folder, name: str) -> Iterator[str]:
@@ -73,11 +83,11 @@ def lines_in(folder: Folder, name: str) -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
-def fields_in(folder: Folder, name: str) -> Iterator[str]:
+def fields_in(folder: Folder, name: str, delimiter: str) -> Iterator[str]:
     """Yields the fields of a table; raises DataDamagedError if it is none."""
     with _opened(folder, name) as text:
         try:
-            for row in csv.reader(text):
+            for row in csv.reader(text, delimiter=delimiter):
                 yield from row
         except csv.Error as error:
             raise DataDamagedError(
@@ -90,7 +100,7 @@ def fields_in(folder: Folder, name: str) -> Iterator[str]:
 def _opened(folder: Folder, name: str) -> Iterator[TextIO]:
     """Yields a text to read in order: predictions for all images of train have over 100 MB."""
     with folder.store.open_file(name) as opened:
-        text = io.TextIOWrapper(opened, errors="replace", newline="")
+        text = io.TextIOWrapper(opened, "utf-8-sig", errors="replace", newline="")
         try:
             yield text
         finally:

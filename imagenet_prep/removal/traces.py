@@ -39,9 +39,9 @@ from imagenet_prep.removal.folders import (
 )
 from imagenet_prep.removal.naming_files import (
     ExportNote,
+    delimiter_in,
     export_note,
     fields_in,
-    is_table,
     lines_in,
     page_text,
     sums_in,
@@ -386,13 +386,15 @@ class TraceSearch:
             delete = (
                 f"delete the dataset in {where}, but keep the other files there: {some(others)}"
             )
+        is_part = dataset.placement.nodes > 1
+        whole = "the complete dataset of this part" if is_part else "it"
         replicate = self._replicate(where, holder.digest, dataset.placement.flags)
         action = {
             DATASET: f"made again without it: {self._newest}. Then {delete}",
             REPLICA: f"{replicate}; or {delete}",
             PARENT: f"{delete}: its shards keep the image",
-            VERSION: f"run imagenet-prep forget on it; then {delete}",
-            OTHER: f"run imagenet-prep forget on it; then {delete}",
+            VERSION: f"run imagenet-prep forget on {whole}; then {delete}",
+            OTHER: f"run imagenet-prep forget on {whole}; then {delete}",
         }[holder.kind]
         return Trace(where, holder.kind, content, action)
 
@@ -408,8 +410,11 @@ class TraceSearch:
         """Returns the version without the images that replaces the one with this digest."""
         if digest in {self.dataset.manifest.digest, *self._ancestors}:
             return self._newest
-        places = [each.where for each in self._datasets if each.manifest.digest == digest]
-        return f"the new version of {places[0]}"
+        found = [each for each in self._datasets if each.manifest.digest == digest]
+        # A new version is made from the complete dataset.
+        first, *_ = sorted(found, key=lambda each: each.placement.nodes)
+        part = "the complete dataset of " if first.placement.nodes > 1 else ""
+        return f"the new version of {part}{first.where}"
 
     def _missing_parents(self) -> Iterator[Trace]:
         for digest in sorted(self._ancestors - self._whole):
@@ -444,16 +449,16 @@ class TraceSearch:
                 yield export.trace
             elif name.endswith(".html"):
                 yield from self._of_page(folder, name)
-            elif name == find.PAIRS or name.endswith((".csv", ".txt")):
+            elif name.lower().endswith((".csv", ".txt")):
                 yield from self._of_list(folder, name)
         self._require_finished(folder)
+        yield from self._of_files(folder)
         if folder.is_dataset:
             return
         if schema.TRAINING_LOG in files:
             yield from self._of_run(folder)
         elif not is_export:
             yield from self._of_cache(folder)
-        yield from self._of_files(folder)
 
     def _require_finished(self, folder: Folder) -> None:
         """Raises IncompleteError if a command has left images in `.work`."""
@@ -547,14 +552,21 @@ class TraceSearch:
 
     def _of_list(self, folder: Folder, name: str) -> Iterator[Trace]:
         is_exclusion = name.startswith("exclude-") and find.PAIRS in folder.files
-        if not (is_exclusion or is_table(folder, name)) or self._is_in_listed_cache(folder):
+        delimiter = delimiter_in(folder, name)
+        if delimiter is not None:
+            values = fields_in(folder, name, delimiter)
+        elif is_exclusion:
+            values = lines_in(folder, name)
+        else:
+            return
+        if self._is_in_listed_cache(folder):
             return
         lines_of: dict[str, set[str]] = {}
         for line in itertools.chain.from_iterable(self._lines_of.values()):
             for form in (line, keys.split_and_key(line)[1]):
                 lines_of.setdefault(form, set()).add(line)
         named: set[str] = set()
-        for value in lines_in(folder, name) if is_exclusion else fields_in(folder, name):
+        for value in values:
             named |= lines_of.get(value, set())
         if named:
             where = folder.store.where(name)
@@ -642,7 +654,7 @@ class TraceSearch:
 
     def _of_files(self, folder: Folder) -> Iterator[Trace]:
         """Yields files with the bytes of an image, such as the photograph in the source."""
-        for name, stat in folder.files.items():
+        for name, stat in folder.all_files().items():
             is_named = folder.store.where(name) in self._exported
             if stat.size in self.sizes.values() and not is_named:
                 digest = hashlib.sha256()

@@ -170,23 +170,19 @@ class DatasetFacts:
     def images_of(self, keys: Sequence[str], total: int) -> Iterator[ImageExample | None]:
         """Yields the image of each key, or None; a damaged record becomes a problem.
 
-        Two splits may have a key, so it is sought first in splits with `total` images, of which
-        these keys are some, and then in the order in which splits are evaluated.
+        Two splits may have a key. It is sought in a split that has all keys; among several, in one
+        with `total` images, of which these keys are some; else in the order of evaluation.
         """
-        found: dict[str, tuple[Catalogue, CatalogueEntry]] = {}
         splits = [split for split in schema.EVALUATED_SPLITS if split in self.manifest.splits]
-        for split in sorted(splits, key=lambda name: self.manifest.splits[name].examples != total):
-            if missing := {*keys} - found.keys():
-                catalogue = Catalogue(self.dataset, (split,))
-                for key, (entry, *_) in catalogue.find(missing).items():
-                    if entry.key == key:
-                        found[key] = (catalogue, entry)
+        splits.sort(key=lambda split: self.manifest.splits[split].examples != total)
+        catalogues = {split: Catalogue(self.dataset, (split,)) for split in splits}
+        found = _entries_of({*keys}, [*catalogues.values()])
         for key in keys:
             image = None
             if key in found:
-                catalogue, entry = found[key]
+                entry = found[key]
                 try:
-                    _, image = catalogue.read(entry)
+                    _, image = catalogues[entry.split].read(entry)
                 except DataDamagedError as error:
                     self.problems.append(str(error))
             yield image
@@ -246,6 +242,22 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     _read_receipts(facts)
     _read_tables(facts)
     return facts
+
+
+def _entries_of(keys: set[str], catalogues: Sequence[Catalogue]) -> dict[str, CatalogueEntry]:
+    """Returns the image of each key in one of the splits, of which the first ones are preferred."""
+    found: list[dict[str, CatalogueEntry]] = []
+    for catalogue in catalogues:
+        entries = {key: entry for key, (entry, *_) in catalogue.find(keys).items()}
+        if all(key in entries and entries[key].key == key for key in keys):
+            return entries
+        found.append(entries)
+    found.sort(key=lambda entries: entries.keys() != keys)
+    exact: dict[str, CatalogueEntry] = {}
+    similar: dict[str, CatalogueEntry] = {}
+    for key, entry in itertools.chain.from_iterable(each.items() for each in found):
+        (exact if entry.key == key else similar).setdefault(key, entry)
+    return similar | exact
 
 
 def replicas_of(store: Readable) -> list[ReplicaNote]:

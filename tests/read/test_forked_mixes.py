@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,21 @@ def continue_in_fork(colours: Path, homogeneous: bool) -> None:
 
     assert says("loop-started-different-process-whose").search(in_fork(work))
     assert len([*loop]) == len(mix) - 1
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda mix: pickle.loads(pickle.dumps(mix))]
+)
+def test_copies_of_mixes_have_readers_of_their_own(
+    colours: Path, homogeneous: bool, way: str, copied: Any
+) -> None:
+    """Workers of a DataLoader that are spawned get such copies."""
+    mix = made(colours, homogeneous)
+    brought(mix, way)
+    another = copied(mix)
+    assert another.state() == mix.state()
+    assert seen(another) == seen(mix)
+    assert another.state() == mix.state()
+    assert {*map(id, another.parts.values())}.isdisjoint(map(id, mix.parts.values()))

@@ -147,6 +147,18 @@ def test_only_files_of_an_export_belong_to_it(dataset: Path, tmp_path: Path, to:
         assert kinds(found).get("export", []) == ([str(world)] if has_image else [])
 
 
+def test_photographs_in_folders_of_datasets_are_compared(dataset: Path, tmp_path: Path) -> None:
+    other = tmp_path / "left/other"
+    for number in range(8, 12):
+        write(tmp_path / "photos/cat" / f"{number}.jpg", image(number))
+    done("prepare", tmp_path / "photos", other)
+    places = [dataset / "x.jpg", *(other / name for name in ("x.jpg", "samples/x", "columns/a/x"))]
+    for place in places:
+        write(place, image(2))
+    found = searched(dataset, tmp_path / "left")
+    assert sorted(kinds(found)["file"]) == sorted(map(str, places))
+
+
 def test_export_without_its_sums_is_an_ordinary_folder(dataset: Path, tmp_path: Path) -> None:
     world = tmp_path / "left"
     done("export", dataset, "--to", "folder", "--out", world / "folder")

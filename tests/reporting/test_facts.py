@@ -172,7 +172,7 @@ def test_unreadable_json_is_excluded(small: tuple[Path, Manifest], content: byte
 
 def test_lines_about_replicas_are_used_if_complete(small: tuple[Path, Manifest]) -> None:
     root, _ = small
-    whole = {"where": "host:/data", "when": "2026-01-01", "digest": "0" * 64}
+    whole = {"where": "host:/data", "when": "2026-01-01", "digest": "0" * 64, "copies": 0}
     lines = [{**whole, "when": 5}, {"where": "b"}, {**whole, "where": ["x"]}, [whole], whole, 7]
     (root / schema.REPLICAS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -375,6 +375,17 @@ def test_shared_keys_are_of_the_evaluated_split(tmp_path: Path, total: int, firs
     assert validation[0].filename == train[0].filename
     assert images == [plain(12), None, plain(first)]
     assert found.problems == []
+
+
+def test_split_with_all_keys_comes_first(tmp_path: Path) -> None:
+    """Predictions for the holdout are not those for validation, which has as many images."""
+    validation = [picture(0, plain(20)), picture(1, plain(21))]
+    holdout = [picture(0, plain(30)), picture(2, plain(32))]
+    root = tmp_path / "set"
+    write_dataset(root, {"validation": [validation], "holdout": [holdout]}, num_classes=3)
+    found = gathered((root, add_tables(root)))
+    images = found.images_of([image.filename for image in holdout], 2)
+    assert [image and image.encoded for image in images] == [plain(30), plain(32)]
 
 
 def test_damaged_images_are_problems_and_not_drawn(small: tuple[Path, Manifest]) -> None:

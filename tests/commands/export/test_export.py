@@ -204,6 +204,20 @@ def test_images_to_export_must_fit_on_the_disk(
     assert export.run(words) == 0
 
 
+def test_killed_exports_need_no_further_space(
+    prepared: Path, tmp_path: Path, system: System
+) -> None:
+    """They have written some of the images, which are written over."""
+    words = [str(prepared), "--to", "folder", "--split", "train", "--out"]
+    assert export.run([*words, str(tmp_path / "first")]) == 0
+    request = json.loads((tmp_path / "first/export.json").read_text())["request"]
+    layouts.write(tmp_path / "killed/.work/export", request.encode())
+    system.has_free_bytes(0)
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free", tmp_path)):
+        export.run([*words, str(tmp_path / "new")])
+    assert export.run([*words, str(tmp_path / "killed")]) == 0
+
+
 @pytest.mark.parametrize("to", ["parquet", "folder"])
 def test_bucket_and_folder_get_the_same_files(
     prepared: Path, tmp_path: Path, prefix: str, s3: Any, to: str

@@ -281,6 +281,18 @@ def test_only_parts_prevent_a_different_part(tmp_path: Path, data: bytes) -> Non
         part.refuse_others()
 
 
+def test_unfinished_copy_keeps_its_part(tmp_path: Path, data: bytes) -> None:
+    """A copy has no manifest before all its files are complete."""
+    held = Placement(1, 2, 1)
+    replica = Replica(tmp_path / "replica", data, held)
+    replica.store.write(schema.PLACEMENT, held.dumps(replica.manifest.digest))
+    replica.refuse_others()
+    for wanted in (WHOLE, Placement(0, 2, 1)):
+        other = Replica(replica.store.root, data, wanted)
+        with pytest.raises(UsageError, match=says("remove-choose-different-folder", ..., held)):
+            other.refuse_others()
+
+
 @pytest.mark.parametrize("wanted", [WHOLE, Placement(0, 2, 1), Placement(1, 2, 2)])
 def test_older_versions_keep_their_part(tmp_path: Path, data: bytes, wanted: Placement) -> None:
     """The whole dataset would fill the disk, and epochs over all parts would repeat its images."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.dataset.example import RECORD_OVERHEAD_BYTES
 from imagenet_prep.engine import Workers
 from imagenet_prep.exporting import job
-from imagenet_prep.exporting.examples import ExportSource
+from imagenet_prep.exporting.examples import ExportPart, ExportSource
 from imagenet_prep.exporting.formats import WebDatasetFormat
 from imagenet_prep.read.config import WantedExamples
 from imagenet_prep.read.selection import Choice
@@ -24,6 +27,7 @@ from imagenet_prep.storage.store import Store
 from tests.kit.dataset import all_files
 from tests.kit.messages import says
 from tests.kit.samples import add_tables
+from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, write_dataset
 
 
@@ -216,6 +220,29 @@ def test_damaged_receipt_belongs_to_no_finished_export(
     store.write("export.json", content)
 
     assert asked(source, store).finished() == {}
+
+
+@pytest.mark.parametrize(
+    ("finished", "images"),
+    [(set(), 3), ({"train-00000"}, 1), ({"train-00001"}, 2), ({"validation-00000"}, 3)],
+)
+def test_images_of_unfinished_parts_need_space(
+    tmp_path: Path, source: ExportSource, system: System, finished: set[str], images: int
+) -> None:
+    """The parts of a killed run are there; a bucket needs no space on this disk."""
+    split = source.dataset.manifest.splits["train"]
+    needed = images * (split.num_bytes / split.examples - RECORD_OVERHEAD_BYTES)
+    numbers = (np.arange(2), np.arange(2, 3))
+    parts = [ExportPart("train", number, 2, of_part) for number, of_part in enumerate(numbers)]
+    made = asked(source, LocalStore(tmp_path / "out"))
+
+    system.has_free_bytes(math.ceil(needed))
+    job._require_space(made, parts, finished)
+    system.has_free_bytes(math.ceil(needed) - 1)
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free")):
+        job._require_space(made, parts, finished)
+    bucket: Any = SimpleNamespace(as_folder=None, local=made.store)
+    job._require_space(dataclasses.replace(made, store=bucket), parts, finished)
 
 
 class Marked(LocalStore):

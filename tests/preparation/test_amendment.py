@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import amendment
 from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.amendment import AmendJob
-from imagenet_prep.preparation.changes import ChangeRequest, Relabels
+from imagenet_prep.preparation.changes import ChangeRequest, Relabels, ShardChange
 from imagenet_prep.shards import commit
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
@@ -160,6 +161,18 @@ def test_changed_shards_must_fit_on_the_disk(
     system.has_free_bytes(needed)
     amendment.run(job(dataset, request), new)
     assert open_dataset(new).manifest.splits["train"].examples == 2
+
+
+def test_only_folders_need_space_for_changed_shards(tmp_path: Path, system: System) -> None:
+    dataset = made(tmp_path / "set", [])
+    (shard,) = dataset.manifest.splits["train"].shards
+    changes = [ShardChange(shard, {}, {0: 1}, ())]
+    folder = LocalStore(tmp_path / "new")
+    bucket: Any = SimpleNamespace(as_folder=None, local=folder)
+    system.has_free_bytes(0)
+    amendment._require_space(bucket, changes)
+    with pytest.raises(StoreError, match=says("about-needed-only-free-free", folder.root)):
+        amendment._require_space(folder, changes)
 
 
 def test_unchanged_and_finished_shards_need_no_space(tmp_path: Path, system: System) -> None:

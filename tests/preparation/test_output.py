@@ -313,9 +313,12 @@ def test_dataset_of_a_different_verb_is_not_changed(tmp_path: Path, unfinished: 
         make(tmp_path, resized(*BOTH, force=True))
 
 
-def test_part_of_a_dataset_is_not_completed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_part_of_a_dataset_is_not_completed(tmp_path: Path, unfinished: bool) -> None:
     """Readers of the part would then pass over the shards that only a whole dataset has."""
     make(tmp_path, resized(*BOTH))
+    if unfinished:
+        (tmp_path / schema.MANIFEST).unlink()
     (tmp_path / schema.PLACEMENT).write_text("{}")
     with pytest.raises(UsageError, match=says("one-host-s-part-dataset", tmp_path)):
         make(tmp_path, resized(*BOTH))

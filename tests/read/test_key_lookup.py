@@ -12,7 +12,7 @@ from imagenet_prep.read.catalogue import Catalogue, CatalogueEntry
 from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Finder
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit import command
+from tests.kit import command, tfrecords
 from tests.kit.layouts import write
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_dataset
@@ -66,6 +66,28 @@ def test_classes_with_slashes_are_no_obstacle(tmp_path: Path) -> None:
     for entry in entries:
         name = entry.key.rpartition("/")[2]
         for key in (entry.key, name, f"{entry.wnid}/{name}"):
+            assert catalogue.find({key}) == {key: [entry]}
+            assert finder.find(key) == entry.number
+
+
+def test_keys_without_their_class_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation has such keys; users write them with the class, which may have slashes."""
+    names = ("dog/pug", "dog/poodle")
+    monkeypatch.setattr(tfrecords, "wnid", names.__getitem__)
+    images = [picture(number, plain(number)) for number in CLASSES]
+    keys = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2)]
+    pairs = zip(images, keys, strict=True)
+    named = [image._replace(filename=key) for image, key in pairs]
+    write_dataset(tmp_path, {"validation": [named]}, num_classes=2)
+    add_tables(tmp_path)
+    dataset = open_dataset(str(tmp_path))
+    catalogue = Catalogue(dataset, ["validation"])
+    finder = Finder(Records(dataset, "validation"))
+    for entry in catalogue.entries():
+        assert entry.key == keys[entry.number]
+        for key in (entry.key, f"{names[entry.number]}/{entry.key}"):
             assert catalogue.find({key}) == {key: [entry]}
             assert finder.find(key) == entry.number
 

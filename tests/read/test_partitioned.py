@@ -180,10 +180,11 @@ def numbers_here(part: Path) -> set[int]:
     return {entry.number for entry in found.entries()}
 
 
-def test_keys_of_a_part_are_found_in_it(nodes: Nodes, colours: Path) -> None:
+@pytest.mark.parametrize("node", range(NODES))
+def test_keys_of_a_part_are_found_in_it(nodes: Nodes, colours: Path, node: int) -> None:
     whole = open_one(colours, "train", World(), 4)
-    part = nodes(1)[0]
-    reader = open_one(part, "train", World(0, NODES, 0, 1), 4)
+    part = nodes(1)[node]
+    reader = open_one(part, "train", World(node, NODES, 0, 1), 4)
     here = numbers_here(part)
     assert 0 < len(here) < whole.num_examples
     found = catalogue.Catalogue(open_dataset(str(part), parts=True), ("train",))
@@ -198,14 +199,18 @@ def test_keys_of_a_part_are_found_in_it(nodes: Nodes, colours: Path) -> None:
                 reader.find(example.filename)
 
 
-@pytest.mark.parametrize("flag", ["--compare", "--predictions"])
+@pytest.mark.parametrize("flag", ["--compare", "--compare with", "--predictions"])
 def test_pages_that_need_all_images_refuse_parts(
     nodes: Nodes, colours: Path, tmp_path: Path, flag: str
 ) -> None:
     """Otherwise, the images of the other nodes would seem to be missing."""
     part = str(nodes(1)[0])
     (tmp_path / "said.csv").write_text("key,class_index,top1,p1\n")
-    words = [part, flag, str(colours if flag == "--compare" else tmp_path / "said.csv")]
+    words = {
+        "--compare": ["--compare", part, str(colours)],
+        "--compare with": ["--compare", str(colours), part],
+        "--predictions": [part, "--predictions", str(tmp_path / "said.csv")],
+    }[flag]
     with pytest.raises(UsageError, match=says("command-needs-complete-dataset-use", part)):
         report.run([*words, "--out", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()

@@ -62,8 +62,8 @@ def test_last_line_of_a_huge_table_is_read(tmp_path: Path) -> None:
 
 
 def test_lines_keep_their_blanks_and_commas(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, b"\xef\xbb\xbftrain: a,b .jpg\r\n\ncaf\xe9\nlast")
-    assert [*lines_in(folder, NAME)] == ["train: a,b .jpg", "", "caf\ufffd", "last"]
+    folder = folder_with(tmp_path, b"\xef\xbb\xbftrain: a,b .jpg \r\n\t\ncaf\xe9\nlast")
+    assert [*lines_in(folder, NAME)] == ["train: a,b .jpg ", "\t", "caf\ufffd", "last"]
 
 
 def test_field_of_no_table_is_a_problem(tmp_path: Path) -> None:

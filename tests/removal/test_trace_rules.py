@@ -252,6 +252,8 @@ def test_each_linked_file_is_named(tmp_path: Path) -> None:
         (traces.OTHER, ("b", "", {"0" * 64: 1}), True),
         (traces.VERSION, ("b", "", {}), False),
         (traces.VERSION, ("b", "", {"1" * 64: 1}), False),
+        (traces.VERSION, ("a", "", {"1" * 64: 1}), True),
+        (traces.OTHER, ("a", "", {"1" * 64: 1}), False),
         # A forgotten image has no name.
         (traces.VERSION, ("a", "5a17", {}), False),
         (traces.OTHER, ("a", "5a17", {"0" * 64: 1}), False),
@@ -271,6 +273,32 @@ def test_quarantine_names_images_by_key_or_bytes(
     search.sizes = {"0" * 64: 1}
     named = list(search._named_lines(search.dataset, kind))
     assert named == ([f"train:{key}"] if is_named else [])
+    # Files with these bytes are compared, so that no folder needs a look for this image.
+    is_located = kind != traces.OTHER and key == "a" and bool(sizes)
+    assert search._located == ({("train", "a")} if is_located else set())
+
+
+def test_found_part_of_a_parent_tells_its_shards(root: Path) -> None:
+    """An image may be in a different shard of the parent; only the others are as in `root`."""
+    search = search_of(root, numbers=(0, 2))
+    search.find()
+    (own,) = search.holders
+    first, second = own.images
+    parent = "1" * 64
+    search.__dict__["_ancestors"] = {parent}
+    moved = first._replace(shard="train-00007-of-00008")
+    part: Any = SimpleNamespace(manifest=SimpleNamespace(digest=parent))
+    search.holders.append(Holder(part, traces.PARENT, [moved], []))
+    assert search._images_of == {own.digest: [first, second], parent: [moved, second]}
+
+
+def test_forgotten_keys_are_sought_in_all_versions(root: Path) -> None:
+    search = search_of(root, numbers=(), lines={("train", "gone.jpg")})
+    search.find()
+    search.__dict__["_ancestors"] = {"1" * 64}
+    search.__dict__["_whole"] = {"1" * 64}
+    digests = ("1" * 64, search.dataset.manifest.digest)
+    assert search._lines_of == {digest: {"train:gone.jpg"} for digest in digests}
 
 
 def test_sources_of_parents_are_searched(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
@@ -174,9 +175,14 @@ def test_lines_about_replicas_are_used_if_complete(small: tuple[Path, Manifest])
     root, _ = small
     whole = {"where": "host:/data", "when": "2026-01-01", "digest": "0" * 64, "copies": 0}
     lines = [{**whole, "when": 5}, {"where": "b"}, {**whole, "where": ["x"]}, [whole], whole, 7]
+    part = {**whole, "where": "node:/data", "copies": 2}
+    lines += [part, {**part, "copies": "3"}]
     (root / schema.REPLICAS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    assert [vars(replica) for replica in gathered(small).replicas] == [whole]
+    assert [vars(replica) for replica in gathered(small).replicas] == [
+        {**whole, "copies": 0},
+        part,
+    ]
 
 
 def test_pipes_links_and_huge_files_are_not_read(small: tuple[Path, Manifest]) -> None:
@@ -355,6 +361,11 @@ def test_dollars_in_names_are_not_mathematics(
     assert "<script>" not in per_class.svg
 
 
+def keyed(image: ImageExample) -> str:
+    """Returns the key of an image."""
+    return f"{image.wnid}/{image.filename}"
+
+
 @pytest.mark.parametrize(
     ("total", "first"),
     [(1, 30), (2, 20), (3, 10), (0, 20), (4, 20)],
@@ -368,12 +379,13 @@ def test_shared_keys_are_of_the_evaluated_split(tmp_path: Path, total: int, firs
     root = tmp_path / "set"
     write_dataset(root, splits, num_classes=3)
     found = gathered((root, add_tables(root)))
-    keys = [train[2].filename, "none", train[0].filename]
+    # The last key is the name of an image, but no key.
+    keys = [keyed(train[2]), "none", keyed(train[0]), train[1].filename]
 
     images = [image and image.encoded for image in found.images_of(keys, total)]
 
-    assert validation[0].filename == train[0].filename
-    assert images == [plain(12), None, plain(first)]
+    assert keyed(validation[0]) == keyed(train[0])
+    assert images == [plain(12), None, plain(first), None]
     assert found.problems == []
 
 
@@ -396,7 +408,8 @@ def test_damaged_images_are_problems_and_not_drawn(small: tuple[Path, Manifest])
     shard.write_bytes(data)
     found = gathered(small)
 
-    images = [*found.images_of([picture(number, plain(number)).filename for number in (0, 1)], 0)]
+    keys = [keyed(picture(number, plain(number))) for number in (0, 1)]
+    images = [*found.images_of(keys, 0)]
 
     assert images[0] is not None
     assert images[1] is None

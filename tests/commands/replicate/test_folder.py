@@ -155,6 +155,15 @@ def test_dataset_records_only_its_complete_replicas(dataset: Path, tmp_path: Pat
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", replica.when)
 
 
+def test_only_notes_of_parts_have_copies(dataset: Path, tmp_path: Path) -> None:
+    """With them, `forget` prints the flags that replace the part."""
+    part = ("--mode", "partition", "--part", "0/3", "--copies", "2")
+    for name, flags in (("whole", ()), ("part", part)):
+        assert replicate(dataset, "--to", tmp_path / name, *flags).code == 0
+    known = facts.gather(open_dataset(str(dataset)), []).replicas
+    assert [replica.copies for replica in known] == [0, 2]
+
+
 @pytest.mark.root
 def test_too_small_disk_is_refused_before_any_copy(dataset: Path, tmp_path: Path) -> None:
     with faults.disk(tmp_path / "disk", "size=1m"):

@@ -126,6 +126,18 @@ def test_files_of_an_export_are_named_by_it(root: Path) -> None:
     assert [each.place for each in found[traces.FILE]] == [str(root.parent / "files/a.jpg")]
 
 
+@pytest.mark.parametrize(("split", "may_have_it"), [("train", True), ("validation", False)])
+def test_exports_of_other_splits_need_no_look(root: Path, split: str, may_have_it: bool) -> None:
+    """The bytes of the image are unknown, and its file may have any name."""
+    folder = root.parent / "export"
+    note = {"dataset": "1" * 64, "to": "folder", "splits": {split: {}}, "chosen": {}}
+    write(folder / "export.json", json.dumps(note).encode())
+    search = search_of(root, root.parent, numbers=(), lines={("train", "gone.jpg")})
+    search.__dict__["_ancestors"] = {"1" * 64}
+    found_by(search)
+    assert search.not_opened == ([str(folder)] if may_have_it else [])
+
+
 def test_large_lists_of_sums_are_read() -> None:
     """An export of 14 million images has a list of more than a gigabyte."""
     digest = "a" * 64

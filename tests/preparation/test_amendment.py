@@ -166,7 +166,7 @@ def test_changed_shards_must_fit_on_the_disk(
 def test_only_folders_need_space_for_changed_shards(tmp_path: Path, system: System) -> None:
     dataset = made(tmp_path / "set", [])
     (shard,) = dataset.manifest.splits["train"].shards
-    changes = [ShardChange(shard, {}, {0: 1}, ())]
+    changes = [ShardChange(shard, {}, {key(0): 1}, ())]
     folder = LocalStore(tmp_path / "new")
     bucket: Any = SimpleNamespace(as_folder=None, local=folder)
     system.has_free_bytes(0)

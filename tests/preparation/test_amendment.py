@@ -170,9 +170,10 @@ def test_only_folders_need_space_for_changed_shards(tmp_path: Path, system: Syst
     folder = LocalStore(tmp_path / "new")
     bucket: Any = SimpleNamespace(as_folder=None, local=folder)
     system.has_free_bytes(0)
-    amendment._require_space(bucket, changes)
+    amend = job(dataset, ChangeRequest())
+    amendment._require_space(amend, bucket, changes)
     with pytest.raises(StoreError, match=says("about-needed-only-free-free", folder.root)):
-        amendment._require_space(folder, changes)
+        amendment._require_space(amend, folder, changes)
 
 
 def test_unchanged_and_finished_shards_need_no_space(tmp_path: Path, system: System) -> None:

@@ -356,9 +356,14 @@ def _show_images(config: ShowConfig) -> int:
 def _found(dataset: Dataset, catalogue: Catalogue, key: str) -> list[CatalogueEntry]:
     from imagenet_prep.storage.dataset_store import incidents
 
-    entries = catalogue.find({key})
-    if entries:
+    # Lists and messages may also name the split, as SPLIT:KEY.
+    split, name = split_and_key(key)
+    entries = catalogue.find({key, name})
+    if key in entries:
         return entries[key]
+    of_split = [entry for entry in entries.get(name, ()) if entry.split == split]
+    if of_split:
+        return of_split
     for line in incidents(dataset.store, dataset.manifest):
         if line.key == key:
             raise UsageError(

@@ -373,8 +373,8 @@ class Finder:
         # A part of a dataset lacks the tables of the other parts.
         here = records.placement.held(records.examples_per_shard)
         heads = itertools.chain.from_iterable(map(self._names.of, here))
-        numbers = np.concatenate(
-            [np.arange(n.start, n.stop) for n in map(records.numbers_of, here)]
+        numbers = np.fromiter(
+            itertools.chain.from_iterable(map(records.numbers_of, here)), np.int64
         )
         # Keys are stored with or without their class folder, so hash them without it. Python's
         # hash is fast. It is salted per process, so a dataset cannot provoke collisions.

@@ -132,6 +132,7 @@ class TraceSearch:
     problems: list[str] = field(default_factory=list)
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
+    _searched: list[Dataset] = field(default_factory=list)  # those whose tables are readable
     # The names of the shards that were found, by the digest of their dataset.
     _shards: dict[str, set[str]] = field(default_factory=dict)
     _caches: list[str] = field(default_factory=list)  # places of caches with the images
@@ -241,12 +242,15 @@ class TraceSearch:
 
     @cached_property
     def _whole(self) -> set[str]:
-        """The digests of the datasets of which all shards were found, so all images are known."""
-        manifests = {each.manifest.digest: each.manifest for each in self._datasets}
+        """The digests of the datasets of which all shards were searched: all images are known."""
+        searched: dict[str, set[str]] = {}
+        for dataset in self._searched:
+            searched.setdefault(dataset.manifest.digest, set()).update(_shards_in(dataset))
         return {
-            digest
-            for digest, made in manifests.items()
-            if self._shards[digest] == {shard.name for shard in made.shards}
+            dataset.manifest.digest
+            for dataset in self._searched
+            if searched[dataset.manifest.digest]
+            == {shard.name for shard in dataset.manifest.shards}
         }
 
     @cached_property
@@ -316,6 +320,7 @@ class TraceSearch:
     def _find_holders(self) -> None:
         """Searches the tables of all datasets for the hashes that are known by now."""
         self.holders = []
+        self._searched = []
         for dataset in self._datasets:
             with self._problems_of(dataset.where):
                 self._add_holder(dataset)
@@ -328,6 +333,7 @@ class TraceSearch:
             self.holders.append(Holder(dataset, kind, images, named))
             for image in images:
                 self.sizes.update(image.sizes)
+        self._searched.append(dataset)
 
     def _named_lines(self, dataset: Dataset, kind: str) -> Iterator[str]:
         """Yields the images that the quarantine.jsonl of a dataset names."""

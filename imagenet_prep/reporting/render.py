@@ -272,8 +272,8 @@ def find_disagreements(
     """Returns the disagreements between label lists.
 
     `labels_of[NAME][i]` has the class indices of the image `keys[i]` according to the list NAME.
-    `words` returns the name of a class. `images_of` yields the image, or None, for each
-    of some keys; it is also given the number of all keys.
+    `words` returns the name of a class. `images_of` yields the image, or None, for each of some
+    keys; it is also given the number of all keys.
     """
     result = Disagreements(lists)
     result.pairs = {pair: Counter() for pair in itertools.combinations(labels_of, 2)}

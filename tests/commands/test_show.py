@@ -285,6 +285,24 @@ def test_class_is_shown_by_name_and_index(reference: Reference) -> None:
     ][:20]
 
 
+def test_line_of_a_list_shows_the_image_of_its_split(tmp_path: Path) -> None:
+    """Lists and messages name equal keys as SPLIT:KEY."""
+    images = {}
+    for number, (split, folder) in enumerate({"train": "train", "validation": "val"}.items()):
+        images[split] = photograph(20, 30, number)
+        layouts.write(tmp_path / "in" / folder / "cats/1.jpg", images[split])
+    words = (tmp_path / "in", tmp_path / "set", "--keep-original")
+    assert command.run("prepare", *words).code == 0
+    for split, image in images.items():
+        out = tmp_path / f"{split}.jpg"
+        key = f"{split}:cats/1.jpg"
+        shown = command.run("show", tmp_path / "set", "--key", key, "--out", out)
+        assert (shown.code, out.read_bytes()) == (0, image)
+    for key in ("test:cats/1.jpg", "train:cats/2.jpg"):
+        shown = command.run("show", tmp_path / "set", "--key", key)
+        assert says("no-image-key-keys-class", ..., key).search(shown.err)
+
+
 def test_key_that_is_not_stored_gets_its_reason(tmp_path: Path) -> None:
     for name in ("1", "2", "3"):
         layouts.write(tmp_path / "in/cats" / f"{name}.jpg", photograph(20, 30, int(name)))

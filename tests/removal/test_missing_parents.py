@@ -147,6 +147,19 @@ def test_only_files_of_an_export_belong_to_it(dataset: Path, tmp_path: Path, to:
         assert kinds(found).get("export", []) == ([str(world)] if has_image else [])
 
 
+def test_exports_of_an_unreadable_parent_are_named(dataset: Path, tmp_path: Path) -> None:
+    newest = amend(dataset, tmp_path / "newest", OTHER)
+    world = dataset.parent
+    make_from(dataset, world)
+    for table in (dataset / "samples").glob("*.csv"):
+        data = table.read_bytes()
+        table.unlink()  # the new version has links to it
+        table.write_bytes(b"damaged" + data)
+    found = searched(newest, world)
+    assert found.problems
+    assert tops(kinds(found)["export"], world) == {"folder", *PACKED}
+
+
 def test_photographs_in_folders_of_datasets_are_compared(dataset: Path, tmp_path: Path) -> None:
     other = tmp_path / "left/other"
     for number in range(8, 12):

@@ -371,6 +371,7 @@ def test_reader_state_does_not_depend_on_crop(imagenet_c: Path) -> None:
         "dataset",
         "edition",
         "split",
+        "training",
         "seed",
         "window",
         "nodes",

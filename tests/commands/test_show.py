@@ -285,7 +285,7 @@ def test_class_is_shown_by_name_and_index(reference: Reference) -> None:
     ][:20]
 
 
-def test_line_of_a_list_shows_the_image_of_its_split(tmp_path: Path) -> None:
+def test_lines_of_lists_show_their_image(tmp_path: Path) -> None:
     """Lists and messages name equal keys as SPLIT:KEY."""
     images = {}
     for number, (split, folder) in enumerate({"train": "train", "validation": "val"}.items()):

@@ -23,20 +23,6 @@ class KilledError(Exception):
     """The process ends here."""
 
 
-@pytest.fixture(scope="session")
-def written(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`colours` with a complete column; read-only."""
-    root = Path(shutil.copytree(colours, tmp_path_factory.mktemp("written") / "set"))
-    write(root)
-    write(root, "validation")
-    return root
-
-
-@pytest.fixture
-def copy(written: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(written, tmp_path / "set"))
-
-
 def test_newer_receipt_precedes_the_complete_column(copy: Path) -> None:
     """The run that wrote the file again was killed before it completed the column."""
     path = copy / column.file_name(NAME, SHARD)

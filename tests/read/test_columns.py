@@ -38,21 +38,6 @@ from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, reader_of
 from tests.kit.tfrecords import picture, plain, write_dataset
 
 
-@pytest.fixture(scope="session")
-def marked(colours: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`colours` with a column of both splits; read-only."""
-    root = Path(shutil.copytree(colours, tmp_path_factory.mktemp("marked") / "set"))
-    write(root)
-    write(root, "validation")
-    return root
-
-
-@pytest.fixture
-def copy(marked: Path, tmp_path: Path) -> Path:
-    """A copy of `marked` that a test may change."""
-    return Path(shutil.copytree(marked, tmp_path / "set"))
-
-
 def read(root: Path, split: str = "train", **more: Any) -> list[Any]:
     fields = ("number", "class_index", f"column:{NAME}")
     return list(reader_of(root, split, 8, "native", **{"fields": fields} | more))

@@ -32,6 +32,15 @@ def checksum(data: bytes) -> str:
     return base64.b64encode(crc32c.crc32c(data).to_bytes(4, "big")).decode()
 
 
+def raising(error: Exception) -> Callable[..., Any]:
+    """Returns a request that fails with an error."""
+
+    def request(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return request
+
+
 class Server:
     """Answers to `Uploader`, which notes each request."""
 
@@ -219,15 +228,12 @@ def test_run_is_checked_before_each_attempt(
     limits(retry_pause_s=0.0)
     checks: list[int] = []
 
-    def fail(*_: Any, **__: Any) -> Any:
-        raise TransientError("busy")
-
     def check() -> None:
         checks.append(1)
         if len(checks) == 3:
             raise JobLostError("another run has begun")
 
-    monkeypatch.setattr(S3, "call", fail)
+    monkeypatch.setattr(S3, "call", raising(TransientError("busy")))
     with pytest.raises(JobLostError):
         BucketStore("s3://bucket/here").put(FILE, lambda: io.BytesIO(DATA), check=check)
     assert len(checks) == 3
@@ -238,10 +244,7 @@ def test_run_is_checked_before_each_attempt(
 def test_server_without_uploads_may_answer_404(
     monkeypatch: pytest.MonkeyPatch, answered: Asked
 ) -> None:
-    def absent(*_: Any, **__: Any) -> Any:
-        raise AbsentError("NoSuchUpload")
-
-    monkeypatch.setattr(S3, "pages", absent)
+    monkeypatch.setattr(S3, "pages", raising(AbsentError("NoSuchUpload")))
     BucketStore("s3://bucket/here").abort_uploads(lambda _: True)
     assert answered == []
 
@@ -250,10 +253,7 @@ def test_server_without_uploads_may_answer_404(
 def test_failed_cleaning_does_not_hide_the_error(
     monkeypatch: pytest.MonkeyPatch, answered: Asked
 ) -> None:
-    def refused(*_: Any, **__: Any) -> Any:
-        raise StoreError("no permission to list")
-
-    monkeypatch.setattr(S3, "pages", refused)
+    monkeypatch.setattr(S3, "pages", raising(StoreError("no permission to list")))
     store = BucketStore("s3://bucket/here")
     with (
         pytest.raises(JobLostError, match="begun"),

@@ -543,7 +543,7 @@ def _stage(job: AmendJob, output: Output) -> engine.Stage[ShardChange, WrittenSh
 def _require_space(job: AmendJob, out: Store, changes: Sequence[ShardChange]) -> None:
     """Raises StoreError if the changed shards do not fit on the disk.
 
-    Only images whose size is known are counted, so that no run that fits is refused: not those that
+    Only images with a known size are counted, so that no run that fits is refused: not those that
     are resized.
     """
     added = sum(member.size for change in changes for member in change.added)

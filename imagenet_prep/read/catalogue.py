@@ -107,8 +107,7 @@ class Catalogue:
 
         If an image has exactly this key, only images with exactly this key match.
         """
-        exact: dict[str, list[CatalogueEntry]] = {}
-        similar: dict[str, list[CatalogueEntry]] = {}
+        entries_of: dict[str, list[CatalogueEntry]] = {}
         # Searching a table for a few strings takes a tenth of the time of parsing its lines.
         parts = [(key.rpartition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
@@ -119,14 +118,17 @@ class Catalogue:
                 if len(texts) <= _FEW and not names.mentions(shard, texts):
                     continue
                 for entry in self._entries(split, shard, names):
-                    if entry.key in keys:
-                        exact.setdefault(entry.key, []).append(entry)
                     for key in spellings(entry.key, entry.wnid):
-                        if key in keys:
-                            first.setdefault(key, entry)
+                        known = first.get(key)
+                        is_better = known is None or (entry.key == key != known.key)
+                        if key in keys and is_better:
+                            first[key] = entry
             for key, entry in first.items():
-                similar.setdefault(key, []).append(entry)
-        return similar | exact
+                entries_of.setdefault(key, []).append(entry)
+        return {
+            key: [entry for entry in entries if entry.key == key] or entries
+            for key, entries in entries_of.items()
+        }
 
     def like(self, key: str) -> str | None:
         """Returns an existing key that looks the same as `key`, or a similar one, or None.

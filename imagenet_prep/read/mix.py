@@ -116,7 +116,7 @@ class Mixed:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        # A reader of another mix stays as it is.
+        # Unpickled readers are new; those of a copy or of a fork belong to the other mix.
         self.parts = {
             name: reader if reader.feed.mix is None else copy.copy(reader)
             for name, reader in self.parts.items()

@@ -473,7 +473,6 @@ class Reader(Generic[Array]):
             "data_dir": absolute(config.location),
             "ranks": config.rank.size,
             "batch_size": config.batch_size,
-            "training": config.is_training,
             "crops": config.description(),
             **({} if chosen is None else {"chosen": packed(chosen, len(self._feed.records))}),
             **self._drawn(),

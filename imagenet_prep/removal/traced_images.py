@@ -1,9 +1,9 @@
-"""Images in the tables of a dataset, by their hashes."""
+"""Images in the tables of a dataset, by their hashes, and the shards that were found."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from imagenet_prep.dataset import keys
@@ -61,3 +61,13 @@ def images_with(dataset: Dataset, hashes: Collection[str]) -> list[TracedImage]:
                         found.append(TracedImage(split, first + record, shard.name, record, sample))
             first += shard.examples
     return found
+
+
+def shards_of(digest: str, datasets: Iterable[Dataset]) -> set[str]:
+    """Returns the names of the shards of one dataset in the folders of all its parts."""
+    names: set[str] = set()
+    for dataset in datasets:
+        if dataset.manifest.digest == digest:
+            for split in dataset.manifest.splits:
+                names.update(shard.name for shard in dataset.shards(split))
+    return names

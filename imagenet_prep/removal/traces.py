@@ -46,7 +46,7 @@ from imagenet_prep.removal.naming_files import (
     page_text,
     sums_in,
 )
-from imagenet_prep.removal.traced_images import TracedImage, images_with
+from imagenet_prep.removal.traced_images import TracedImage, images_with, shards_of
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
@@ -103,10 +103,17 @@ class Holder(NamedTuple):
 
 
 class _FoundExport(NamedTuple):
-    """An export: its trace if it has the images, and its files that are not named otherwise."""
+    """An export that the search knows.
+
+    Attributes:
+      trace: its trace if it has the images.
+      files: the places of its files that need not be named on their own.
+      may_have: whether it may have images of which the bytes are not known.
+    """
 
     trace: Trace | None
     files: list[str]
+    may_have: bool
 
 
 @dataclass
@@ -133,12 +140,9 @@ class TraceSearch:
     _packed_sources: set[str] = field(default_factory=set)  # archives that notes name
     _datasets: list[Dataset] = field(default_factory=list)  # in the searched folders
     _searched: list[Dataset] = field(default_factory=list)  # those whose tables are readable
-    # The names of the shards that were found, by the digest of their dataset.
-    _shards: dict[str, set[str]] = field(default_factory=dict)
     _caches: list[str] = field(default_factory=list)  # places of caches with the images
-    # Those of `lines` of which the bytes are known, and exports that may have the other ones.
+    # Those of `lines` of which the bytes are known.
     _located: set[tuple[str, str]] = field(default_factory=set)
-    _unknown_folders: list[str] = field(default_factory=list)
     _newest: str = ""
 
     @cached_property
@@ -148,7 +152,8 @@ class TraceSearch:
     @property
     def not_opened(self) -> list[str]:
         """The archives and other packed files in the searched folders, which are not read."""
-        packed = {*self._packed_sources, *self._unknown_folders}
+        packed = {*self._packed_sources}
+        packed |= {where for (where, _), export in self._exports.items() if export.may_have}
         known = {
             dataset.where: {shard.name for shard in dataset.manifest.shards}
             for dataset in self._datasets
@@ -230,28 +235,33 @@ class TraceSearch:
     @cached_property
     def _images_of(self) -> dict[str, list[TracedImage]]:
         """The images by the digest of a dataset; a parent that was not found whole has ours too."""
-        by_line: dict[str, dict[str, TracedImage]] = {}
-        # A replica may be only a part of the dataset, so all of them count.
+        images_of = {h.digest: self._stored_in(h.digest) for h in self.holders}
+        ours = {image.line: image for image in self._ours}
+        for digest in sorted(self._ancestors - self._whole):
+            images_of[digest] = ours | self._stored_in(digest)
+        return {digest: [*images.values()] for digest, images in images_of.items()}
+
+    def _stored_in(self, digest: str) -> dict[str, TracedImage]:
+        """Returns the images in all copies and parts of a dataset that were found, by line."""
+        stored: dict[str, TracedImage] = {}
         for holder in self.holders:
-            of_digest = by_line.setdefault(holder.digest, {})
-            of_digest.update((image.line, image) for image in holder.images)
-        for digest in self._ancestors - self._whole:
-            ours = {image.line: image for image in self._ours}
-            by_line[digest] = ours | by_line.get(digest, {})
-        return {digest: [*images.values()] for digest, images in by_line.items()}
+            if holder.digest == digest:
+                stored.update((image.line, image) for image in holder.images)
+        return stored
+
+    @property
+    def _found(self) -> set[str]:
+        """The digests of the datasets of which at least a part was found."""
+        return {dataset.manifest.digest for dataset in self._datasets}
 
     @cached_property
     def _whole(self) -> set[str]:
         """The digests of the datasets of which all shards were searched: all images are known."""
-        searched: dict[str, set[str]] = {}
-        for dataset in self._searched:
-            searched.setdefault(dataset.manifest.digest, set()).update(_shards_in(dataset))
-        return {
-            dataset.manifest.digest
-            for dataset in self._searched
-            if searched[dataset.manifest.digest]
-            == {shard.name for shard in dataset.manifest.shards}
-        }
+        whole: set[str] = set()
+        for manifest in (dataset.manifest for dataset in self._searched):
+            if shards_of(manifest.digest, self._searched) == {s.name for s in manifest.shards}:
+                whole.add(manifest.digest)
+        return whole
 
     @cached_property
     def _lines_of(self) -> dict[str, set[str]]:
@@ -266,6 +276,15 @@ class TraceSearch:
         for digest in self._ancestors | {self.dataset.manifest.digest}:
             lines_of.setdefault(digest, set()).update(asked)
         return lines_of
+
+    @cached_property
+    def _lines_by_form(self) -> dict[str, set[str]]:
+        """The lines in `_lines_of` by each form in which lists name images: SPLIT:KEY and KEY."""
+        by_form: dict[str, set[str]] = {}
+        for line in itertools.chain.from_iterable(self._lines_of.values()):
+            for form in (line, keys.split_and_key(line)[1]):
+                by_form.setdefault(form, set()).add(line)
+        return by_form
 
     @property
     def _ours(self) -> list[TracedImage]:
@@ -295,11 +314,10 @@ class TraceSearch:
             )
         digest = dataset.manifest.digest
         # Different parts of a dataset have different images.
-        here = _shards_in(dataset)
-        seen = self._shards.setdefault(digest, set())
-        is_new = digest != self.dataset.manifest.digest and not here <= seen
-        seen |= here
+        seen = shards_of(digest, self._datasets)
         self._datasets.append(dataset)
+        has_new_shards = shards_of(digest, self._datasets) != seen
+        is_new = digest != self.dataset.manifest.digest and has_new_shards
         if self.lines and self._kind_of(dataset) != OTHER:
             self._add_files_of_lines(dataset)
         if is_new:
@@ -424,7 +442,7 @@ class TraceSearch:
 
     def _missing_parents(self) -> Iterator[Trace]:
         for digest in sorted(self._ancestors - self._whole):
-            content = "only a part was found" if digest in self._shards else "not found"
+            content = "only a part was found" if digest in self._found else "not found"
             action = "if it still exists, delete it"
             yield Trace(f"manifest {digest[:16]}", PARENT, f"{content}; may have it", action)
 
@@ -484,7 +502,7 @@ class TraceSearch:
 
         The contents of all other exports are unknown, so they are ordinary folders.
         """
-        datasets = self._shards.keys() | self._ancestors
+        datasets = self._found | self._ancestors
         exports: dict[tuple[str, str], _FoundExport] = {}
         for where, folder in self._folders.by_place.items():
             for name in folder.files:
@@ -497,7 +515,7 @@ class TraceSearch:
 
     @cached_property
     def _exported(self) -> set[str]:
-        """The places of files that need not be named on their own."""
+        """The places of the files of all exports that need not be named on their own."""
         return {place for export in self._exports.values() for place in export.files}
 
     def _of_export(self, folder: Folder, name: str, note: ExportNote) -> _FoundExport:
@@ -522,18 +540,17 @@ class TraceSearch:
         place = f"{folder.where}/{called}*" if called else folder.where
         action = f"export {self._successor(note.dataset)} to a new folder; then delete {place}"
         files = [*map(folder.store.where, [*found, *packed])]
-        return _FoundExport(Trace(place, EXPORT, what, action), files)
+        return _FoundExport(Trace(place, EXPORT, what, action), files, may_have=False)
 
     def _of_other_export(
         self, folder: Folder, note: ExportNote, packed: Iterable[str]
     ) -> _FoundExport:
         """Returns an export that has no file of the images, as far as they are known."""
         if note.dataset in self._whole:
-            return _FoundExport(None, [*map(folder.store.where, packed)])
-        unknown = {*self.lines} - self._located
-        if note.to == _IMAGE_FOLDER and any(split in note.splits for split, _ in unknown):
-            self._unknown_folders.append(folder.where)
-        return _FoundExport(None, [])
+            return _FoundExport(None, [*map(folder.store.where, packed)], may_have=False)
+        splits = {split for split, _ in {*self.lines} - self._located}
+        may_have = note.to == _IMAGE_FOLDER and not splits.isdisjoint(note.splits)
+        return _FoundExport(None, [], may_have)
 
     def _of_page(self, folder: Folder, name: str) -> Iterator[Trace]:
         text = page_text(folder, name)
@@ -557,23 +574,18 @@ class TraceSearch:
             yield Trace(where, PAGE, f"shows {self._in_words(shown)}", action)
 
     def _of_list(self, folder: Folder, name: str) -> Iterator[Trace]:
-        is_exclusion = name.startswith("exclude-") and find.PAIRS in folder.files
+        if self._is_in_listed_cache(folder):
+            return
         delimiter = delimiter_in(folder, name)
         if delimiter is not None:
             values = fields_in(folder, name, delimiter)
-        elif is_exclusion:
+        elif name.startswith("exclude-") and find.PAIRS in folder.files:
             values = lines_in(folder, name)
         else:
             return
-        if self._is_in_listed_cache(folder):
-            return
-        lines_of: dict[str, set[str]] = {}
-        for line in itertools.chain.from_iterable(self._lines_of.values()):
-            for form in (line, keys.split_and_key(line)[1]):
-                lines_of.setdefault(form, set()).add(line)
         named: set[str] = set()
         for value in values:
-            named |= lines_of.get(value, set())
+            named |= self._lines_by_form.get(value, set())
         if named:
             where = folder.store.where(name)
             yield Trace(where, LIST, f"names {self._in_words(named)}", f"delete {where}")
@@ -621,11 +633,11 @@ class TraceSearch:
         log = local.path(schema.TRAINING_LOG)
         segments = receipt.segments_of(log)
         digest = segments[-1].state.dataset
+        holder = next((holder for holder in self.holders if holder.digest == digest), None)
         traces: list[Trace] = []
-        for holder in self.holders:
-            if holder.digest == digest and not traces:
-                used = receipt.receipt_for(holder.dataset, segments, log)
-                traces += self._of_uses(folder, digest, used)
+        if holder is not None:
+            used = receipt.receipt_for(holder.dataset, segments, log)
+            traces += self._of_uses(folder, digest, used)
         yield from traces
         if not traces and digest in self._ancestors - self._whole:
             content = f"used a parent that was not found (manifest {digest[:16]})"
@@ -634,9 +646,7 @@ class TraceSearch:
     def _of_uses(self, folder: Folder, digest: str, used: receipt.Receipt) -> Iterator[Trace]:
         firsts: list[int] = []
         named: list[TracedImage] = []
-        holders = (holder for holder in self.holders if holder.digest == digest)
-        images = itertools.chain.from_iterable(holder.images for holder in holders)
-        for image in images:
+        for image in self._stored_in(digest).values():
             if image.split == used.split:
                 kept = (u for u in used.uses(image.number) if u.weights != receipt.DISCARDED)
                 use = next(kept, None)
@@ -661,8 +671,7 @@ class TraceSearch:
     def _of_files(self, folder: Folder) -> Iterator[Trace]:
         """Yields files with the bytes of an image, such as the photograph in the source."""
         for name, stat in folder.all_files().items():
-            is_named = folder.store.where(name) in self._exported
-            if stat.size in self.sizes.values() and not is_named:
+            if stat.size in self.sizes.values() and folder.store.where(name) not in self._exported:
                 digest = hashlib.sha256()
                 with folder.store.open_file(name, stat) as opened:
                     for _ in hashed(opened, [digest]):
@@ -679,12 +688,6 @@ class TraceSearch:
         for trace in traces:
             if trace.kind == FILE and not is_remote(trace.place):
                 yield Path(trace.place)
-
-
-def _shards_in(dataset: Dataset) -> set[str]:
-    """Returns the names of the shards that a dataset, or a part of one, has in its folder."""
-    shards = itertools.chain.from_iterable(map(dataset.shards, dataset.manifest.splits))
-    return {shard.name for shard in shards}
 
 
 def _of_file(where: str) -> Trace:
